@@ -1,0 +1,1 @@
+"""Thin Ray shells round `app`: they carry out decisions and hold no algorithm."""

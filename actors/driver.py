@@ -1,0 +1,165 @@
+"""The driver: everything that `python -m app.train` does after the configuration is known to be right."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+import ray
+
+from actors.progress import Progress, ending_of
+from actors.spec import RunSpec
+from actors.start import dismiss, run_id_of, start_or_attach, status_of, wait_until_left, write_version_0
+from actors.supervisor import SupervisorStatus
+from app.config import Config, ConfigError, check_fragments
+from app.diloco.fragments import build_layout, specs_of, table
+from app.learning.data import prepare
+from app.learning.model import build_model
+from app.run.display import Display
+from app.run.final_report import final_report
+from app.run.folder import RunFolder, open_folder
+from app.run.summary import read_summary
+from app.run.tracking import check_tracking
+
+_log = logging.getLogger(__name__)
+
+PLAIN_EVERY_S = 5.0
+SHOW_EVERY_S = 0.5
+SUPERVISOR_SILENT_S = 60.0
+"""A supervisor that is silent for this long is ended, so that Ray starts it anew."""
+
+
+class Driver:
+    """One start of one run."""
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._signal: int | None = None
+
+    def run(self) -> int:
+        """Start or attach, show, and return the exit code. Raises ConfigError before Ray starts."""
+        check_tracking(self._config)
+        folder = open_folder(self._config)
+        if self._is_complete(folder):
+            print(f"this run is completed already: {folder.location}/model", flush=True)
+            return 0
+        spec = prepare_run(self._config, folder)
+        own = "RAY_ADDRESS" not in os.environ
+        self._connect(spec, own)
+        try:
+            self._watch_signals()
+            supervisor, attached = start_or_attach(spec)
+            if attached:
+                print(f"attached to the living run {spec.run_id}", flush=True)
+            return self._follow(spec, supervisor)
+        finally:
+            ray.shutdown()
+
+    def _is_complete(self, folder: RunFolder) -> bool:
+        """Whether there is nothing left to do: the budget was reached and the model is written."""
+        if not folder.resumed or not (folder.local / "model").is_dir():
+            return False
+        try:
+            summary = read_summary(folder.store)
+        except FileNotFoundError:
+            return False
+        return summary["status"] == "completed" and summary["tokens_processed"] >= self._config.train.tokens
+
+    # ---- Ray
+
+    def _connect(self, spec: RunSpec, own: bool) -> None:
+        options: dict[str, Any] = {"namespace": spec.namespace, "log_to_driver": False, "logging_level": "warning"}
+        if own:
+            pools = spec.config.pools
+            wanted = spec.config.learners * pools.cpus_per_learner + pools.cpus_of_syncer
+            cpus = max(os.cpu_count() or 1, math.ceil(wanted))
+            print("starting Ray on this machine ...", flush=True)
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
+            return
+        ray.init(**options)
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        if len(nodes) > 1 and not spec.config.run.shared_dir:
+            ray.shutdown()
+            raise ConfigError(
+                "run.dir",
+                str(spec.run_dir),
+                f"the cluster has {len(nodes)} nodes: a folder that all of them see is needed, and run.shared_dir=true",
+            )
+
+    def _watch_signals(self) -> None:
+        """After `ray.init`, which installs handlers of its own."""
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            if self._signal is not None:
+                os._exit(128 + number)  # asked twice: leave now, the journal is whole
+            self._signal = number
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+
+    def _follow(self, spec: RunSpec, supervisor: Any) -> int:
+        progress = Progress(spec)
+        heard, told = time.monotonic(), False
+        status: SupervisorStatus | None = None
+        with Display(sys.stdout, PLAIN_EVERY_S) as display:
+            while status is None or status.phase != "done":
+                if self._signal is not None:
+                    if not told:
+                        told = True
+                        display.say(f"{signal.Signals(self._signal).name}: last round and checkpoint ...")
+                    supervisor.stop.remote(signal.Signals(self._signal).name)  # again: it may have been restarted
+                answer = status_of(supervisor)
+                if answer is not None:
+                    status, heard = answer, time.monotonic()
+                    for line in progress.news():
+                        display.say(line)
+                    display.show(progress.view(status))
+                elif time.monotonic() - heard > SUPERVISOR_SILENT_S:
+                    heard = time.monotonic()
+                    ray.kill(supervisor, no_restart=False)
+                time.sleep(SHOW_EVERY_S)
+        dismiss(supervisor)
+        wait_until_left(spec.run_id)
+        return self._conclude(spec, status)
+
+    def _conclude(self, spec: RunSpec, status: SupervisorStatus) -> int:
+        if status.error is not None:
+            print(status.error, file=sys.stderr)
+        if status.summary is None:
+            return 1
+        print(final_report(ending_of(spec, status)), flush=True)
+        if self._signal is not None:
+            return 128 + self._signal
+        done = status.summary["status"] == "completed" and (spec.run_dir / "model").is_dir()
+        return 0 if done else 1
+
+
+def prepare_run(config: Config, folder: RunFolder) -> RunSpec:
+    """Everything that needs no Ray: data, layout, version 0. Raises ConfigError for what shows only now."""
+    print(f"run folder {folder.location}", flush=True)
+    try:
+        data = prepare(config.data, folder.local / "data")
+        model = build_model(config.model, data.manifest.vocab, config.data.seq_len, config.run.seed)
+    except (ValueError, FileNotFoundError) as error:
+        key, _, why = str(error).partition("=")
+        raise ConfigError(key, why, "see there") from error
+    specs = specs_of(model)
+    check_fragments(len(specs), config)
+    layout = build_layout(specs, config.diloco.fragments)
+    run_id = run_id_of(folder, config.run.name)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    write_version_0(folder, run_id, layout, parameters, config.checkpoint.keep)
+    print(
+        f"data: {len(data.train):,} training samples of {config.data.seq_len} tokens, "
+        f"{len(data.heldout):,} held out; model: {layout.numel:,} parameters",
+        table(layout),
+        sep="\n",
+        flush=True,
+    )
+    return RunSpec(run_id, config, folder.local, layout, len(data.train))

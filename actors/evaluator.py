@@ -1,0 +1,92 @@
+"""The evaluator: one low-priority CPU process that reads the global model, measures it and exports it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+
+from actors.spec import SYNCER, RunSpec
+from app.diloco.codec import get_codec
+from app.diloco.fragments import scatter_
+from app.learning.data import load
+from app.learning.evaluate import EvalResult, evaluate
+from app.learning.export import export, generate_sample
+from app.learning.model import build_model
+
+CALL_TIMEOUT_S = 60.0
+NICENESS = 15
+"""Learners go first."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A measurement of the global model at one consistent version vector."""
+
+    tokens: int
+    versions: tuple[int, ...]
+    result: EvalResult
+
+
+@dataclass(frozen=True)
+class FinalResult:
+    """What the end of a run produces, `model/` aside."""
+
+    first: EvalResult
+    """Of Θ⁰, on everything held out."""
+    last: Evaluation
+    sample: str
+    gzip_bits_per_byte: float
+
+
+class Evaluator:
+    """Holds a model of its own and the held-out text."""
+
+    def __init__(self, spec: RunSpec):
+        os.nice(NICENESS)
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        self._spec = spec
+        self._data = load(spec.data)
+        self._subset = self._data.heldout.spread(spec.config.data.eval_samples)
+        self._model: Any = self._build()
+
+    def pid(self) -> int:
+        """Process id."""
+        return os.getpid()
+
+    def evaluate(self) -> Evaluation:
+        """Measure the global model as it is now on the fixed subset."""
+        versions, tokens = self._pull()
+        return Evaluation(tokens, versions, self._measure(self._subset))
+
+    def finish(self) -> FinalResult:
+        """Measure Θ⁰ and the global model on everything held out, write `model/`, and let the model write a sample."""
+        config = self._spec.config
+        torch.set_num_threads(os.cpu_count() or 1)  # the learners are done
+        self._model = self._build()
+        first = self._measure(self._data.heldout)
+        versions, tokens = self._pull()
+        last = Evaluation(tokens, versions, self._measure(self._data.heldout))
+        tokenizer = self._data.tokenizer()
+        export(self._model, tokenizer, self._spec.run_dir / "model")
+        sample = generate_sample(self._model, tokenizer, config.eval.prompt, config.eval.sample_tokens, config.run.seed)
+        return FinalResult(first, last, sample, self._data.manifest.gzip_bits_per_byte)
+
+    def _build(self) -> Any:
+        config = self._spec.config
+        return build_model(config.model, self._data.manifest.vocab, config.data.seq_len, config.run.seed)
+
+    def _measure(self, rows: Any) -> EvalResult:
+        return evaluate(self._model, rows, self._data.token_bytes, self._spec.config.eval.batch_size)
+
+    def _pull(self) -> tuple[tuple[int, ...], int]:
+        syncer = ray.get_actor(SYNCER, namespace=self._spec.namespace)
+        versions, values, tokens = ray.get(syncer.weights.remote(), timeout=CALL_TIMEOUT_S)
+        parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        codec = get_codec("fp32")
+        for fragment, value in zip(self._spec.layout.fragments, values, strict=True):
+            scatter_(fragment, codec.decode(value, fragment.numel), parameters)
+        return versions, tokens

@@ -1,0 +1,143 @@
+"""A learner's data: blocks leased ahead from the ledger, cut into batches.
+
+The ledger may die and come back; the learner steps on with what it has leased.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import ray
+import torch
+from ray.exceptions import RayError
+
+from actors.spec import LEDGER, RunSpec
+from app.learning.blocks import Lease, Permutation
+from app.learning.data import PreparedData
+
+_log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 10.0
+RETRY_S = 0.2
+WAIT_S = 0.2
+RENEWALS_PER_BLOCK = 4
+"""How often a block's progress is told to the ledger, so that a death returns only the rest of it."""
+
+
+@dataclass
+class _Block:
+    """A leased block and how far it is used up."""
+
+    lease: Lease
+    rows: npt.NDArray[np.int64]
+    used: int
+
+    def take(self, count: int) -> npt.NDArray[np.int64]:
+        taken = self.rows[self.used : self.used + count]
+        self.used += len(taken)
+        return taken
+
+
+class Feed:
+    """Gives the micro-batches of one inner step after the other; a thread of its own leases ahead."""
+
+    def __init__(self, spec: RunSpec, learner: str, incarnation: int, data: PreparedData):
+        self._spec, self._learner, self._incarnation, self._data = spec, learner, incarnation, data
+        config = spec.config.data
+        self._permutation = Permutation(spec.config.run.seed, len(data.train), config.block_samples)
+        self._leases: queue.Queue[Lease] = queue.Queue(maxsize=config.leases_ahead)
+        self._blocks: deque[_Block] = deque()
+        self._stop = threading.Event()
+        self._ledger: Any = None
+        self._thread = threading.Thread(target=self._lease_ahead, name="feed", daemon=True)
+
+    def start(self) -> None:
+        """Start leasing."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the thread end."""
+        self._stop.set()
+
+    def next(self, stop: threading.Event) -> list[torch.Tensor] | None:
+        """The micro-batches of one inner step, each int64 [B, S]; None when told to stop or no data came in time."""
+        train = self._spec.config.train
+        wanted = train.batch_size * train.accumulation
+        while self._left() < wanted:
+            if stop.is_set() or not self._open_block():
+                return None
+        rows = self._take(wanted)
+        return list(self._data.train.take(rows).split(train.batch_size))
+
+    def _left(self) -> int:
+        return sum(len(block.rows) - block.used for block in self._blocks)
+
+    def _open_block(self) -> bool:
+        try:
+            lease = self._leases.get(timeout=WAIT_S)
+        except queue.Empty:
+            return False
+        rows = self._permutation.indices(lease.epoch, lease.block)
+        self._blocks.append(_Block(lease, rows, lease.start))
+        return True
+
+    def _take(self, wanted: int) -> npt.NDArray[np.int64]:
+        taken: list[npt.NDArray[np.int64]] = []
+        while wanted > 0:
+            block = self._blocks[0]
+            before = block.used
+            taken.append(block.take(wanted))
+            wanted -= len(taken[-1])
+            if block.used == len(block.rows):
+                self._blocks.popleft()
+                self._tell("done", block.lease.id)
+            elif self._mark(block, before) != self._mark(block, block.used):
+                self._tell("renew", block.lease.id, block.used)
+        return np.concatenate(taken)
+
+    def _mark(self, block: _Block, used: int) -> int:
+        return used * RENEWALS_PER_BLOCK // len(block.rows)
+
+    def _tell(self, method: str, *args: int) -> None:
+        """A message that may be lost: the ledger then issues a little too much again."""
+        if self._ledger is None:
+            return
+        try:
+            getattr(self._ledger, method).remote(*args)
+        except RayError as error:
+            _log.info("ledger away: %s", error)
+
+    def _lease_ahead(self) -> None:
+        request = 0
+        while not self._stop.is_set():
+            lease = self._lease(request)
+            if lease is None:
+                self._stop.wait(RETRY_S)
+                continue
+            request += 1
+            while not self._stop.is_set():
+                try:
+                    self._leases.put(lease, timeout=WAIT_S)
+                    break
+                except queue.Full:
+                    continue
+
+    def _lease(self, request: int) -> Lease | None:
+        try:
+            self._ledger = ray.get_actor(LEDGER, namespace=self._spec.namespace)
+            call = self._ledger.lease.remote(self._learner, self._incarnation, request)
+            lease: Lease | None = ray.get(call, timeout=CALL_TIMEOUT_S)
+            return lease
+        except ray.exceptions.RayTaskError:
+            self._stop.set()  # a newer process has this learner's place
+            return None
+        except (RayError, ValueError, TimeoutError) as error:
+            _log.info("no lease: %s", error)
+            return None

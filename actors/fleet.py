@@ -1,0 +1,122 @@
+"""Where the run's actors are in the cluster: placing, finding, ending them. Keeps no state but their names."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.chaos import send_signal
+from actors.evaluator import Evaluator
+from actors.learner import Learner
+from actors.ledger import Ledger
+from actors.spec import EVALUATOR, LEDGER, SYNCER, RunSpec
+from actors.syncer import Syncer
+
+_log = logging.getLogger(__name__)
+
+SIGNAL_TIMEOUT_S = 10.0
+
+
+class Fleet:
+    """The actors of one run."""
+
+    def __init__(self, spec: RunSpec):
+        self._spec = spec
+
+    def _options(self, name: str, **more: Any) -> dict[str, Any]:
+        return {
+            "name": name,
+            "namespace": self._spec.namespace,
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "max_restarts": -1,
+            **more,
+        }
+
+    def syncer(self) -> Any:
+        """The syncer, made when it is missing."""
+        cpus = self._spec.config.pools.cpus_of_syncer
+        return ray.remote(Syncer).options(**self._options(SYNCER, num_cpus=cpus)).remote(self._spec)
+
+    def ledger(self) -> Any:
+        """The data ledger, made when it is missing."""
+        return ray.remote(Ledger).options(**self._options(LEDGER, num_cpus=0)).remote(self._spec)
+
+    def evaluator(self) -> Any:
+        """The evaluator, made when it is missing."""
+        return ray.remote(Evaluator).options(**self._options(EVALUATOR, num_cpus=0)).remote(self._spec)
+
+    def learner(self, learner: str) -> Any:
+        """A learner in its placement group, made when it is missing; pending until the cluster has room."""
+        pools = self._spec.config.pools
+        strategy = PlacementGroupSchedulingStrategy(self._group(learner), placement_group_bundle_index=0)
+        options = self._options(
+            learner,
+            num_cpus=pools.cpus_per_learner,
+            num_gpus=pools.gpus_per_learner,
+            scheduling_strategy=strategy,
+            max_concurrency=4,
+        )
+        return ray.remote(Learner).options(**options).remote(self._spec, learner)
+
+    def _group(self, learner: str) -> Any:
+        name = self._spec.group_name(learner)
+        try:
+            return ray.util.get_placement_group(name)
+        except ValueError:
+            pools = self._spec.config.pools
+            bundle = {"CPU": pools.cpus_per_learner, "GPU": pools.gpus_per_learner}
+            selector = [pools.label_selector] if pools.label_selector else None
+            return placement_group(
+                [{resource: amount for resource, amount in bundle.items() if amount}],
+                strategy="STRICT_PACK",
+                name=name,
+                lifetime="detached",
+                bundle_label_selector=selector,
+            )
+
+    def find(self, name: str) -> Any | None:
+        """A fresh handle of a named actor of the run, None when there is none."""
+        try:
+            return ray.get_actor(name, namespace=self._spec.namespace)
+        except (ValueError, RayError):
+            return None
+
+    def end_process(self, node_id: str, pid: int, handle: Any) -> None:
+        """End an actor's process, even a stopped one, so that Ray starts it anew."""
+        try:
+            ray.get(send_signal(node_id, pid, signal.SIGKILL), timeout=SIGNAL_TIMEOUT_S)
+        except (RayError, TimeoutError, ProcessLookupError) as error:
+            _log.info("no signal to %s on %s: %s", pid, node_id, error)
+            ray.kill(handle, no_restart=False)
+
+    def end_learners(self) -> None:
+        """End all learners, then give back their places; this order, else a restartable actor can hang."""
+        for learner in self._spec.config.learner_ids:
+            self._kill(learner)
+        names = {self._spec.group_name(learner) for learner in self._spec.config.learner_ids}
+        for group_id, entry in placement_group_table().items():
+            if entry["name"] in names and entry["state"] != "REMOVED":
+                remove_placement_group(_group_by_id(group_id))
+
+    def end_services(self) -> None:
+        """End everything else but the supervisor."""
+        for name in (EVALUATOR, LEDGER, SYNCER):
+            self._kill(name)
+
+    def _kill(self, name: str) -> None:
+        handle = self.find(name)
+        if handle is not None:
+            ray.kill(handle, no_restart=True)
+
+
+def _group_by_id(group_id: str) -> Any:
+    from ray.util.placement_group import PlacementGroup, PlacementGroupID
+
+    return PlacementGroup(PlacementGroupID(bytes.fromhex(group_id)))

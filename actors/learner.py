@@ -1,0 +1,56 @@
+"""A learner: one Ray actor that holds its group's rank 0.
+
+The group has one worker today; more ranks will join it inside `Worker`, and nothing outside this file will notice.
+Heavy imports wait until the process is up, so that their share of a recovery can be told.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from actors.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class LearnerStatus:
+    """What the supervisor sees of a learner."""
+
+    learner: str
+    incarnation: int
+    """0 before it joined."""
+    pid: int
+    node_id: str
+    state: str
+    steps: int
+    tokens: int
+    step_time: float
+    """Median seconds of recent inner steps; 0 before there is one."""
+    loss: float
+    error: str | None
+    timeline: dict[str, float] = field(default_factory=dict)
+
+
+class Learner:
+    """Starts its worker and answers for it. Training runs in the worker's own threads."""
+
+    def __init__(self, spec: RunSpec, learner: str):
+        timeline = {"process": psutil.Process().create_time(), "actor": time.time()}
+        from actors.worker import Worker
+
+        timeline["imported"] = time.time()
+        self._worker = Worker(spec, learner, timeline)
+        self._worker.start()
+
+    def status(self) -> LearnerStatus:
+        """Counters and state now; never waits for a step."""
+        return self._worker.status()
+
+    def pid(self) -> int:
+        """Process id, for faults and their checks."""
+        return os.getpid()

@@ -1,0 +1,52 @@
+"""The data ledger: a detached actor round the lease book. Its state is on disk before an answer leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from actors.spec import RunSpec
+from app.learning.blocks import Lease, LeaseBook, Permutation
+from app.run.storage import open_store
+
+STATE = "ledger.json"
+
+
+class Ledger:
+    """Leases blocks of one seeded permutation; a restart goes on where the last answer left it."""
+
+    def __init__(self, spec: RunSpec):
+        self._store = open_store(str(spec.checkpoints))
+        if self._store.exists(STATE):
+            self._book = LeaseBook.from_state(json.loads(self._store.read(STATE)))
+        else:
+            config = spec.config
+            self._book = LeaseBook(Permutation(config.run.seed, spec.samples, config.data.block_samples).blocks)
+
+    def pid(self) -> int:
+        """Process id."""
+        return os.getpid()
+
+    def lease(self, learner: str, incarnation: int, request: int) -> Lease | None:
+        """The next block for this learner; the same request gets the same block. Raises StaleIncarnation."""
+        lease = self._book.lease(learner, incarnation, request)
+        self._save()
+        return lease
+
+    def renew(self, lease_id: int, start: int) -> None:
+        """Samples before `start` of this block are used."""
+        if self._book.renew(lease_id, start):
+            self._save()
+
+    def done(self, lease_id: int) -> None:
+        """All samples of this block are used."""
+        if self._book.done(lease_id):
+            self._save()
+
+    def drop(self, learner: str, incarnation: int) -> None:
+        """This incarnation is gone: its blocks, or what is left of them, are issued again."""
+        self._book.drop(learner, incarnation)
+        self._save()
+
+    def _save(self) -> None:
+        self._store.write(STATE, json.dumps(self._book.state()).encode())

@@ -1,0 +1,154 @@
+"""A learner's line to the syncer: two threads beside the training thread, which never waits for them.
+
+`hear` keeps one poll parked at the syncer, answers asks and hands offers to the replica; `tell` reports the clock
+when it crossed a slot at which a fragment may fall due. A syncer that is gone costs merges, not steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors.spec import SYNCER, RunSpec
+from actors.syncer import Denied, TryAgain
+from app.diloco.messages import Ask, Hello, Reply, Report, Welcome
+from app.diloco.replica import Replica
+
+_log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 30.0
+"""No call to the syncer is waited for longer; a parked poll is answered well within."""
+RETRY_S = 0.2
+REPORT_EVERY_S = 1.0
+"""A slow learner reports at least this often."""
+
+
+def find_syncer(spec: RunSpec) -> Any:
+    """A fresh handle of the syncer. Raises ValueError while there is none."""
+    return ray.get_actor(SYNCER, namespace=spec.namespace)
+
+
+def join(spec: RunSpec, hello: Hello, stop: threading.Event) -> Welcome | None:
+    """Ask to join until the syncer answers; None when told to stop. Raises Denied, the syncer's refusal."""
+    while not stop.is_set():
+        try:
+            welcome: Welcome = ray.get(find_syncer(spec).join.remote(hello), timeout=CALL_TIMEOUT_S)
+            return welcome
+        except Denied as error:
+            if not isinstance(error, TryAgain):
+                raise
+            stop.wait(RETRY_S)
+        except (RayError, ValueError, TimeoutError) as error:
+            _log.info("no syncer yet: %s", error)
+            stop.wait(RETRY_S)
+    return None
+
+
+class Link:
+    """Reports, answers and receives for one replica."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        replica: Replica,
+        pace: Callable[[], tuple[float, float]],
+        on_reply: Callable[[Reply], None],
+        idle: threading.Event,
+        fenced: Callable[[], None],
+    ):
+        """`pace` gives (step time, loss) now; `on_reply` hears every reply before its asks are answered."""
+        self._spec = spec
+        self._replica = replica
+        self._pace = pace
+        self._on_reply = on_reply
+        self._idle = idle
+        self._fenced = fenced
+        self._syncer = find_syncer(spec)
+        self._stop = threading.Event()
+        self._due = threading.Event()
+        self._last_told = 0.0
+        diloco = spec.config.diloco
+        self._slot_steps = max(1, diloco.sync_interval // diloco.fragments)
+        self._threads = [
+            threading.Thread(target=self._hear, name="hear", daemon=True),
+            threading.Thread(target=self._tell, name="tell", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Start both threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Let the threads end; does not wait for a parked poll."""
+        self._stop.set()
+        self._due.set()
+
+    def stepped(self) -> None:
+        """The training thread made a step: report it if a fragment may have fallen due by it."""
+        crossed = self._replica.clock % self._slot_steps == 0
+        if crossed or time.monotonic() - self._last_told >= REPORT_EVERY_S:
+            self._due.set()
+
+    def _report(self) -> Report:
+        step_time, loss = self._pace()
+        return self._replica.report(step_time, loss, self._idle.is_set())
+
+    def _tell(self) -> None:
+        while not self._stop.is_set():
+            self._due.wait()
+            self._due.clear()
+            self._last_told = time.monotonic()
+            try:
+                self._syncer.report.remote(self._report())
+            except RayError as error:
+                _log.info("report not sent: %s", error)
+
+    def _hear(self) -> None:
+        while not self._stop.is_set():
+            try:
+                reply: Reply = ray.get(self._syncer.poll.remote(self._report()), timeout=CALL_TIMEOUT_S)
+            except (RayError, TimeoutError) as error:
+                _log.info("syncer away: %s", error)
+                self._stop.wait(RETRY_S)
+                self._find_again()
+                continue
+            self._take(reply)
+
+    def _take(self, reply: Reply) -> None:
+        if reply.epoch < self._replica.sender.epoch:  # a syncer that was replaced has nothing to say
+            self._stop.wait(RETRY_S)
+            self._find_again()
+            return
+        if reply.fenced:
+            self._stop.set()
+            self._fenced()
+            return
+        asks = self._replica.hear(reply.epoch, reply.asks)
+        self._on_reply(reply)
+        for offer in reply.offers:
+            self._replica.receive(offer)
+        if self._idle.is_set():  # nobody steps: every moment is a step boundary
+            self._replica.adopt()
+        for ask in asks:
+            self._answer(ask)
+
+    def _answer(self, ask: Ask) -> None:
+        step_time, loss = self._pace()
+        given = self._replica.contribute(ask, step_time, loss, self._idle.is_set())
+        try:
+            self._syncer.contribute.remote(given)
+        except RayError as error:
+            _log.info("contribution not sent: %s", error)
+
+    def _find_again(self) -> None:
+        try:
+            self._syncer = find_syncer(self._spec)
+        except (ValueError, RayError) as error:
+            _log.info("no syncer: %s", error)

@@ -1,0 +1,96 @@
+"""Asks every actor of a run how it is, without ever waiting for one that does not answer."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+
+from actors.fleet import Fleet
+from actors.learner import LearnerStatus
+from actors.spec import SYNCER, RunSpec
+from actors.syncer import SyncerStatus
+from app.run.watch import Sight
+
+ANSWER_S = 0.1
+"""How long one look waits for answers."""
+FORGET_S = 10.0
+"""An answer that is this late is given up and asked for again."""
+
+
+class Lookout:
+    """The newest status of the syncer and of each learner."""
+
+    def __init__(self, fleet: Fleet, spec: RunSpec):
+        self._fleet = fleet
+        self._names = (SYNCER, *spec.config.learner_ids)
+        self._asked: dict[str, tuple[Any, float]] = {}
+        self.syncer: SyncerStatus | None = None
+        self.syncer_error: str | None = None
+        """Why the syncer could not start, and never will."""
+        self.learners: dict[str, LearnerStatus] = {}
+        self.silent: set[str] = set()
+        self._gone: set[str] = set()
+        self._heard_syncer = time.monotonic()
+
+    @property
+    def syncer_silent_s(self) -> float:
+        """Seconds since the syncer answered."""
+        return time.monotonic() - self._heard_syncer
+
+    def look(self, wait_s: float = ANSWER_S) -> None:
+        """Ask everybody who has no question open, and take the answers that are there."""
+        now = time.monotonic()
+        for name in self._names:
+            if name not in self._asked or now - self._asked[name][1] > FORGET_S:
+                handle = self._fleet.find(name)
+                if handle is not None:
+                    self._asked[name] = (handle.status.remote(), now)
+        refs = [ref for ref, _ in self._asked.values()]
+        done = set(ray.wait(refs, num_returns=len(refs), timeout=wait_s)[0]) if refs else set()
+        self._gone.clear()
+        for name, (ref, _) in list(self._asked.items()):
+            if ref in done:
+                del self._asked[name]
+                self._take(name, ref)
+            else:
+                self.silent.add(name)
+
+    def _take(self, name: str, ref: Any) -> None:
+        try:
+            status = ray.get(ref)
+        except (ActorDiedError, ActorUnavailableError) as error:
+            self.silent.add(name)
+            self._gone.add(name)
+            if name == SYNCER and isinstance(error, ActorDiedError):  # Ray restarts it from all but its own error
+                self.syncer_error = str(error)
+            return
+        except RayError:
+            self.silent.add(name)
+            return
+        self.silent.discard(name)
+        if isinstance(status, SyncerStatus):
+            self.syncer, self._heard_syncer = status, time.monotonic()
+        else:
+            self.learners[name] = status
+
+    def sights(self) -> dict[str, Sight]:
+        """The learners as the watch wants them."""
+        return {name: self._sight(name) for name in self._names if name != SYNCER}
+
+    def _sight(self, name: str) -> Sight:
+        status = self.learners.get(name)
+        if name in self._gone:
+            return Sight(answered=False, gone=True)
+        if status is None or name in self.silent:
+            return Sight(answered=False)
+        return Sight(
+            answered=True,
+            incarnation=status.incarnation,
+            steps=status.steps,
+            step_time=status.step_time,
+            resting=status.state == "finished",
+            error=status.error,
+        )

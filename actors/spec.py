@@ -1,0 +1,56 @@
+"""What every actor of a run is told, and under which names they find each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.config import Config
+from app.diloco.fragments import Layout
+
+SYNCER = "syncer"
+SUPERVISOR = "supervisor"
+LEDGER = "ledger"
+EVALUATOR = "evaluator"
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run, as plain values that travel to every actor."""
+
+    run_id: str
+    config: Config
+    run_dir: Path
+    """Absolute."""
+    layout: Layout
+    samples: int
+    """Training samples in the prepared data."""
+
+    @property
+    def namespace(self) -> str:
+        """Ray namespace that holds the run's named actors."""
+        return namespace_of(self.run_id)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Journal and snapshots of the syncer, state of the ledger."""
+        return self.run_dir / "checkpoints"
+
+    @property
+    def data(self) -> Path:
+        """The prepared data set and its tokenizer."""
+        return self.run_dir / "data"
+
+    @property
+    def tape(self) -> Path:
+        """The event tape."""
+        return self.run_dir / "events.jsonl"
+
+    def group_name(self, learner: str) -> str:
+        """Name of a learner's placement group. These names are not scoped by namespace."""
+        return f"{self.namespace}/{learner}"
+
+
+def namespace_of(run_id: str) -> str:
+    """Ray namespace of a run."""
+    return f"diloco-{run_id}"

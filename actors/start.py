@@ -1,0 +1,99 @@
+"""Starting a run: version 0, the supervisor, and attaching to one that lives already. Needs a Ray connection."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError
+
+from actors.spec import SUPERVISOR, RunSpec, namespace_of
+from actors.supervisor import Supervisor, SupervisorStatus
+from app.diloco.durable import first_state
+from app.diloco.fragments import Layout
+from app.run.folder import RunFolder
+from app.run.journal import Journal
+
+_log = logging.getLogger(__name__)
+
+RUN = "run.json"
+ANSWER_S = 30.0
+LEAVE_S = 60.0
+POLL_S = 0.2
+
+
+def run_id_of(folder: RunFolder, name: str) -> str:
+    """The run's id: made once, kept with the checkpoints, so that a resumed run is the same run."""
+    if folder.checkpoints.exists(RUN):
+        return str(json.loads(folder.checkpoints.read(RUN))["run_id"])
+    run_id = f"{name}-{uuid.uuid4().hex[:8]}"
+    folder.checkpoints.write(RUN, json.dumps({"run_id": run_id}).encode())
+    return run_id
+
+
+def write_version_0(
+    folder: RunFolder, run_id: str, layout: Layout, parameters: Mapping[str, torch.Tensor], keep: int
+) -> None:
+    """Journal Θ⁰, unless the run has a state already."""
+    if folder.checkpoints.names("snapshot-"):
+        return
+    state = first_state(run_id, layout, parameters)
+    journal = Journal(folder.checkpoints, keep)
+    journal.claim_epoch()
+    journal.snapshot(state.meta, state.tensors)
+
+
+def find_supervisor(run_id: str) -> Any | None:
+    """A fresh handle of the run's living supervisor, if there is one."""
+    try:
+        return ray.get_actor(SUPERVISOR, namespace=namespace_of(run_id))
+    except (ValueError, RayError):
+        return None
+
+
+def status_of(supervisor: Any, timeout_s: float = ANSWER_S) -> SupervisorStatus | None:
+    """The supervisor's status; None when it does not answer, as while it is being restarted."""
+    try:
+        status: SupervisorStatus = ray.get(supervisor.status.remote(), timeout=timeout_s)
+        return status
+    except (RayError, TimeoutError) as error:
+        _log.info("supervisor away: %s", error)
+        return None
+
+
+def start_or_attach(spec: RunSpec) -> tuple[Any, bool]:
+    """The run's supervisor, and whether it was there before. One that has ended its run is waited out."""
+    deadline = time.monotonic() + LEAVE_S
+    while (found := find_supervisor(spec.run_id)) is not None:
+        status = status_of(found)
+        if status is not None and status.phase != "done":
+            return found, True
+        if status is not None:
+            dismiss(found)
+        if time.monotonic() > deadline:
+            ray.kill(found, no_restart=True)
+        time.sleep(POLL_S)
+    options = {"name": SUPERVISOR, "namespace": spec.namespace, "lifetime": "detached", "max_restarts": -1}
+    actor = ray.remote(Supervisor).options(num_cpus=0, max_concurrency=4, **options)
+    return actor.remote(spec, uuid.uuid4().hex[:8]), False
+
+
+def dismiss(supervisor: Any) -> None:
+    """Tell the supervisor of an ended run that its result was fetched: it leaves the cluster."""
+    try:
+        ray.get(supervisor.fetched.remote(), timeout=ANSWER_S)
+    except (RayError, TimeoutError) as error:
+        _log.info("the supervisor has left: %s", error)
+
+
+def wait_until_left(run_id: str) -> None:
+    """Wait until nothing of the run is left in the cluster but its files."""
+    deadline = time.monotonic() + LEAVE_S
+    while find_supervisor(run_id) is not None and time.monotonic() < deadline:
+        time.sleep(POLL_S)

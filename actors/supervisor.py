@@ -1,0 +1,293 @@
+"""The supervisor: holds the wanted actors against the cluster, from the start of a run to its last file.
+
+Detached, and without state that it could not read back: names and placement groups from Ray, counters from the
+syncer, struck faults from the tape. A restart of it goes on where it was. Decisions are made in `app.run`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors.ending import conclude
+from actors.evaluator import Evaluation, FinalResult
+from actors.fleet import Fleet
+from actors.learner import LearnerStatus
+from actors.lookout import Lookout
+from actors.spec import LEDGER, SYNCER, RunSpec
+from actors.strike import Striker
+from actors.syncer import SyncerStatus
+from app.run import tape
+from app.run.tracking import Tracker, open_tracker
+from app.run.watch import GiveUp, Lost, Replace, Watch
+
+_log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 10.0
+FINAL_TRIES = 3
+
+
+@dataclass(frozen=True)
+class SupervisorStatus:
+    """What the driver sees of the whole run."""
+
+    attempt: str
+    phase: str
+    """starting, running, ending (evaluation and export) or done."""
+    syncer: SyncerStatus | None
+    """Newest answer; None before the first."""
+    syncer_silent_s: float
+    learners: dict[str, LearnerStatus]
+    silent: tuple[str, ...]
+    """Learners that do not answer now."""
+    evaluation: Evaluation | None
+    final: FinalResult | None
+    summary: dict[str, Any] | None
+    error: str | None
+
+
+class Supervisor:
+    """One loop in one thread; calls only read what it found."""
+
+    def __init__(self, spec: RunSpec, attempt: str):
+        """`attempt` names this start of the run: the supervisor of an attempt that ended starts nothing again."""
+        self._spec, self._attempt = spec, attempt
+        self._fleet = Fleet(spec)
+        self._lookout = Lookout(self._fleet, spec)
+        self._striker = Striker(spec, self._lookout)
+        config = spec.config
+        self._watch = Watch(config.learner_ids, config.diloco, config.supervisor, time.monotonic())
+        self._phase = "starting"
+        self._error: str | None = None
+        self._stop_reason: str | None = None
+        self._evaluation: Evaluation | None = None
+        self._evaluating: Any = None
+        self._next_eval = 0
+        self._next_sample = 0.0
+        self._final: FinalResult | None = None
+        self._summary: dict[str, Any] | None = None
+        self._fetched = threading.Event()
+        self._tracker: Tracker | None = None
+        threading.Thread(target=self._run, name="supervise", daemon=True).start()
+
+    # ---- called by the driver
+
+    def status(self) -> SupervisorStatus:
+        """Where the run stands."""
+        look = self._lookout
+        return SupervisorStatus(
+            attempt=self._attempt,
+            phase=self._phase,
+            syncer=look.syncer,
+            syncer_silent_s=look.syncer_silent_s,
+            learners=dict(look.learners),
+            silent=tuple(look.silent),
+            evaluation=self._evaluation,
+            final=self._final,
+            summary=self._summary,
+            error=self._error,
+        )
+
+    def pid(self) -> int:
+        """Process id."""
+        return os.getpid()
+
+    def stop(self, reason: str) -> None:
+        """End the run before its budget: last round, checkpoint, summary."""
+        self._stop_reason = self._stop_reason or reason
+
+    def fetched(self) -> None:
+        """The driver has the result: the supervisor may leave."""
+        self._fetched.set()
+
+    # ---- the loop
+
+    def _run(self) -> None:
+        try:
+            if not self._events("run_ended"):
+                self._supervise()
+        except Exception:
+            self._error = traceback.format_exc()
+            _log.exception("the supervisor failed")
+            self._end("failed")
+        self._leave()
+
+    def _events(self, kind: str) -> list[dict[str, Any]]:
+        """Events of this attempt; other attempts of the run may be on the tape."""
+        if not self._spec.tape.exists():
+            return []
+        events = tape.read(self._spec.tape)[0]
+        return [event for event in events if event["kind"] == kind and event["attempt"] == self._attempt]
+
+    def _supervise(self) -> None:
+        config = self._spec.config
+        known = self._fleet.find(SYNCER) is not None
+        self._fleet.syncer()
+        if not self._events("run_started"):
+            self._note("run_started", attempt=self._attempt, run_id=self._spec.run_id, budget=config.train.tokens)
+            for learner in config.learner_ids:
+                self._note("placed", learner=learner, pool=config.pools.name)
+        self._tracker = open_tracker(config, self._spec.run_id, self._spec.run_dir)
+        # After a restart of the supervisor the run may have ended meanwhile: look before starting anything.
+        self._lookout.look(wait_s=CALL_TIMEOUT_S if known else 0.0)
+        while (status := self._step()) is None:
+            time.sleep(config.supervisor.poll_s)
+        self._end(status)
+
+    def _step(self) -> str | None:
+        """One turn: hold the wanted actors against the cluster. Returns the run's status once it is known."""
+        syncer = self._lookout.syncer
+        if syncer is not None and syncer.ended is not None:
+            return "completed" if syncer.ended == "budget" else "stopped"
+        self._fleet.syncer()
+        self._fleet.ledger()
+        for learner in self._spec.config.learner_ids:
+            self._fleet.learner(learner)
+        if self._stop_reason is not None:
+            self._call("finish", self._stop_reason, self._spec.config.supervisor.stop_deadline_s)
+        self._lookout.look()
+        if self._lookout.syncer_error is not None:
+            self._error = self._lookout.syncer_error
+            return "failed"
+        if self._act():
+            return "failed"
+        if self._lookout.syncer is not None:
+            self._phase = "running"
+            self._progress(self._lookout.syncer)
+        return None
+
+    def _act(self) -> bool:
+        """Carry out what the watch decides; True when the run has failed."""
+        for action in self._watch.look(self._lookout.sights(), time.monotonic()):
+            match action:
+                case Lost(learner, incarnation, reason):
+                    self._lost(learner, incarnation, reason)
+                case Replace(learner, incarnation, reason):
+                    self._lost(learner, incarnation, reason)
+                    status = self._lookout.learners.get(learner)
+                    handle = self._fleet.find(learner)
+                    if status is not None and handle is not None:
+                        self._fleet.end_process(status.node_id, status.pid, handle)
+                    elif handle is not None:
+                        ray.kill(handle, no_restart=False)
+                case GiveUp(reason):
+                    self._error = reason
+                    return True
+        return False
+
+    def _lost(self, learner: str, incarnation: int, reason: str) -> None:
+        if incarnation > 0 and not self._striker.struck(learner, incarnation):
+            fields = {"fault": reason, "target": learner, "incarnation": incarnation, "index": None}
+            self._note("fault", **fields, struck_at=time.time())
+        self._call("lost", learner, incarnation, reason)
+        ledger = self._fleet.find(LEDGER)
+        if ledger is not None:
+            ledger.drop.remote(learner, incarnation)
+
+    def _progress(self, syncer: SyncerStatus) -> None:
+        self._striker.strike(syncer.tokens, self._note)
+        self._evaluate(syncer)
+        now = time.monotonic()
+        if now >= self._next_sample:
+            self._next_sample = now + self._spec.config.supervisor.sample_every_s
+            self._sample(syncer)
+
+    def _sample(self, syncer: SyncerStatus) -> None:
+        """One sample of all counters for the tape and the tracker."""
+        losses = []
+        for learner, status in self._lookout.learners.items():
+            if status.incarnation and learner not in self._lookout.silent:
+                fields = {"incarnation": status.incarnation, "steps": status.steps, "tokens": status.tokens}
+                self._note("learner", learner=learner, **fields, step_time=status.step_time, loss=status.loss)
+                losses.append(status.loss)
+        self._note("syncer", **_sample_of(syncer))
+        if self._tracker is not None and losses:
+            figures = {"train/loss": sum(losses) / len(losses), "merges": syncer.merges, "live": syncer.live}
+            self._tracker.log(syncer.tokens, figures)
+
+    def _evaluate(self, syncer: SyncerStatus) -> None:
+        if self._evaluating is not None:
+            done, _ = ray.wait([self._evaluating], timeout=0)
+            if not done:
+                return
+            try:
+                self._evaluation = ray.get(self._evaluating)
+                result = self._evaluation.result
+                fields = {"tokens": self._evaluation.tokens, "loss": result.loss}
+                self._note("eval", **fields, bits_per_byte=result.bits_per_byte)
+                if self._tracker is not None:
+                    self._tracker.log(self._evaluation.tokens, {"eval/loss": result.loss})
+            except RayError as error:
+                _log.warning("evaluation failed: %s", error)
+            self._evaluating = None
+        elif syncer.tokens > 0 and syncer.tokens >= self._next_eval:  # learners start first, they share its cores
+            every = self._spec.config.eval.every_tokens
+            self._next_eval = (syncer.tokens // every + 1) * every
+            self._evaluating = self._fleet.evaluator().evaluate.remote()
+
+    # ---- the end
+
+    def _end(self, status: str) -> None:
+        """Evaluate and export, and write the summary."""
+        self._phase = "ending"
+        try:
+            self._lookout.look(wait_s=CALL_TIMEOUT_S)
+            if self._lookout.syncer is not None:
+                self._sample(self._lookout.syncer)
+            self._fleet.end_learners()
+            if status == "completed":
+                status = self._finish()
+            self._call("snapshot")
+            self._summary = conclude(self._spec, status, self._lookout.syncer, self._final)
+            self._note("run_ended", attempt=self._attempt, status=status)
+        except Exception:
+            self._error = f"{self._error or ''}\n{traceback.format_exc()}".strip()
+            _log.exception("the run could not be concluded")
+
+    def _leave(self) -> None:
+        """Leave nothing behind in the cluster, this actor least of all."""
+        self._fleet.end_learners()
+        self._fleet.end_services()
+        if self._tracker is not None:
+            self._tracker.finish(self._summary or {})
+        self._phase = "done"
+        self._fetched.wait(self._spec.config.supervisor.linger_s)
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+    def _finish(self) -> str:
+        """The final evaluation and `model/`; an evaluator that dies is made again."""
+        for _ in range(FINAL_TRIES):
+            try:
+                final: FinalResult = ray.get(self._fleet.evaluator().finish.remote())
+                self._final = final
+                self._note("final", tokens=final.last.tokens, loss=final.last.result.loss, first=final.first.loss)
+                return "completed"
+            except RayError as error:
+                self._error = str(error)
+                _log.warning("final evaluation failed: %s", error)
+        return "failed"
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        self._call("note", kind, fields)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        """Call the syncer; one that is away costs this call, and the loop comes round again."""
+        try:
+            syncer = self._fleet.find(SYNCER)
+            return None if syncer is None else ray.get(getattr(syncer, method).remote(*args), timeout=CALL_TIMEOUT_S)
+        except (RayError, TimeoutError) as error:
+            _log.info("syncer.%s: %s", method, error)
+            return None
+
+
+def _sample_of(syncer: SyncerStatus) -> dict[str, Any]:
+    names = ("epoch", "clock", "tokens", "merges", "live", "paused", "cpu_s", "merge_s", "traffic", "balance")
+    return {name: getattr(syncer, name) for name in names}

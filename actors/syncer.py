@@ -1,0 +1,391 @@
+"""The syncer: an asyncio actor that feeds the protocol's state machine and carries out what it decides.
+
+One event loop owns the machine, so nothing of it needs a lock; arithmetic and disk run in a thread of their own, and
+polls park in the loop. It is detached and restarts by itself: everything durable is in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+import ray
+import torch
+
+from actors.spec import RunSpec
+from app.diloco.durable import Durable, merge_record, restore, whole_state
+from app.diloco.events import (
+    Arrived,
+    Decision,
+    Deny,
+    Ended,
+    Event,
+    Finish,
+    Grant,
+    Join,
+    Lost,
+    Merge,
+    Note,
+    Published,
+    PublishFailed,
+    Record,
+    Recorded,
+    RecordFailed,
+    Reported,
+    Tick,
+    Wake,
+)
+from app.diloco.job import MergeJob, decode_contribution
+from app.diloco.messages import Contribution, Hello, Payload, Reply, Report, Welcome
+from app.run.journal import Fenced, Journal
+from app.run.storage import open_store
+from app.run.tape import Tape
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+PARK_S = 2.0
+"""A poll without news is answered after this long, so that a lost one is asked again."""
+IDLE_TICK_S = 1.0
+"""The machine looks at the time at least this often."""
+
+
+@dataclass
+class Traffic:
+    """Bytes of fragments that crossed the network, as they were and as they would be in fp32."""
+
+    up: int = 0
+    down: int = 0
+    up_fp32: int = 0
+    down_fp32: int = 0
+
+
+@dataclass(frozen=True)
+class SyncerStatus:
+    """What others see of the syncer."""
+
+    epoch: int
+    pid: int
+    node_id: str
+    clock: int
+    tokens: int
+    merges: int
+    versions: tuple[int, ...]
+    live: int
+    contributors: int
+    paused: bool
+    finishing: str | None
+    ended: str | None
+    balance: dict[str, Any]
+    work_exact: bool
+    refusals: dict[str, int]
+    traffic: dict[str, int]
+    cpu_s: float
+    merge_s: float
+    members: dict[str, dict[str, Any]]
+    totals: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Learner → (steps, tokens) over all its incarnations."""
+
+
+class Denied(RuntimeError):
+    """The syncer refused a hello; the message says why."""
+
+
+class TryAgain(Denied):
+    """The syncer can't admit anybody now; the same hello may be sent again."""
+
+
+class Syncer:
+    """Owner of the global model. All methods are safe to call twice."""
+
+    def __init__(self, spec: RunSpec):
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)
+        self._spec = spec
+        self._journal = Journal(open_store(str(spec.checkpoints)), spec.config.checkpoint.keep)
+        epoch = self._claim()
+        state, later = self._journal.load()
+        if state is None:
+            raise RuntimeError(f"{spec.checkpoints} holds no version 0; the driver writes it before the syncer starts")
+        self._protocol = restore(
+            spec.run_id,
+            epoch,
+            spec.layout,
+            spec.config.diloco,
+            spec.config.train.tokens,
+            Durable(state.meta, state.tensors),
+            [Durable(record.meta, record.tensors) for record in later],
+        )
+        self._tape = Tape(spec.tape)
+        self._traffic = Traffic()
+        self._merge_s = 0.0
+        self._since_snapshot = len(later)
+        self._ended: str | None = None
+        self._hellos: dict[str, asyncio.Future[Welcome]] = {}
+        self._news: dict[str, asyncio.Event] = {}
+        self._compute = ThreadPoolExecutor(1, "merge")
+        self._disk = ThreadPoolExecutor(1, "journal")
+        self._journal_lock = asyncio.Lock()
+        self._poked = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticker: asyncio.Task[None] | None = None
+        versions = [fragment.version for fragment in self._protocol.fragments]
+        self._write("syncer_started", epoch=epoch, pid=os.getpid(), versions=versions, dropped=self._journal.dropped)
+
+    def _claim(self) -> int:
+        """Claim the next epoch; a disk that is full or gone is waited for, learners step on meanwhile."""
+        while True:
+            try:
+                return self._journal.claim_epoch()
+            except OSError:
+                _log.exception("the journal can't be written")
+                time.sleep(self._spec.config.diloco.journal_retry_s)
+
+    # ---- called by learners
+
+    async def join(self, hello: Hello) -> Welcome:
+        """Admit a learner process, once its incarnation is durable. Raises Denied."""
+        self._start()
+        future = self._hellos.get(hello.token)
+        if future is None or future.done():
+            future = self._hellos[hello.token] = asyncio.get_running_loop().create_future()
+            self._feed(Join(hello))
+        try:
+            welcome = await asyncio.shield(future)
+        finally:
+            self._hellos.pop(hello.token, None)
+        for offer in welcome.offers:
+            self._count_down(offer.payload.size, offer.fragment)
+        return welcome
+
+    async def poll(self, report: Report) -> Reply:
+        """Take a report; answer as soon as there is news for its sender, or after a while."""
+        self._start()
+        self._feed(Reported(report))
+        news = self._news.setdefault(report.sender.learner, asyncio.Event())
+        deadline = time.monotonic() + PARK_S
+        while True:
+            news.clear()
+            reply, urgent = self._protocol.reply(report, time.monotonic())
+            left = deadline - time.monotonic()
+            if urgent or left <= 0:
+                for offer in reply.offers:
+                    self._count_down(offer.payload.size, offer.fragment)
+                return reply
+            try:
+                await asyncio.wait_for(news.wait(), left)
+            except TimeoutError:
+                continue
+
+    async def report(self, report: Report) -> None:
+        """Take a report."""
+        self._start()
+        self._feed(Reported(report))
+
+    async def contribute(self, contribution: Contribution) -> None:
+        """Take an answer to an ask. What becomes of it shows in the next offer."""
+        self._start()
+        numel = self._numel(contribution.fragment)
+        if numel is None:
+            return
+        self._traffic.up += contribution.payload.size
+        self._traffic.up_fp32 += 4 * numel
+        delta = await self._in(self._compute, lambda: decode_contribution(contribution, numel))
+        self._feed(Arrived(contribution, delta))
+
+    # ---- called by supervisor, evaluator and driver
+
+    async def lost(self, learner: str, incarnation: int, reason: str) -> None:
+        """This incarnation is gone, or must be treated so: it is refused from now on."""
+        self._feed(Lost(learner, incarnation, reason))
+
+    async def note(self, kind: str, fields: dict[str, Any]) -> None:
+        """Write somebody else's event to the tape; the syncer alone writes it."""
+        self._write(kind, **fields)
+
+    async def finish(self, reason: str, deadline_s: float) -> None:
+        """End the run with a last round of all fragments."""
+        self._start()
+        self._feed(Finish(reason, deadline_s))
+
+    async def weights(self) -> tuple[tuple[int, ...], list[Payload], int]:
+        """Versions, Θ̂ of every fragment (fp32 bytes) and processed tokens, all of one moment."""
+        fragments = self._protocol.fragments
+        values = [fragment.theta_hat.numpy().view("uint8") for fragment in fragments]
+        return tuple(f.version for f in fragments), values, self._protocol.books.tokens
+
+    async def snapshot(self) -> int:
+        """Compact the journal now. Returns the sequence number that the snapshot stands for."""
+        async with self._journal_lock:
+            return await self._snapshot_locked()
+
+    async def pid(self) -> int:
+        """Process id."""
+        return os.getpid()
+
+    async def status(self) -> SyncerStatus:
+        """Where the run stands."""
+        self._start()
+        protocol, now = self._protocol, time.monotonic()
+        balance = protocol.books.balance()
+        live = {member.learner for member in protocol.members.live(now, protocol.settings)}
+        return SyncerStatus(
+            epoch=protocol.epoch,
+            pid=os.getpid(),
+            node_id=ray.get_runtime_context().get_node_id(),
+            clock=protocol.clock.t,
+            tokens=protocol.books.tokens,
+            merges=protocol.merges,
+            versions=tuple(fragment.version for fragment in protocol.fragments),
+            live=len(live),
+            contributors=protocol.last_contributors,
+            paused=protocol.paused,
+            finishing=protocol.finishing.reason if protocol.finishing else None,
+            ended=self._ended,
+            balance=asdict(balance),
+            work_exact=balance.exact,
+            refusals={refusal.value: count for refusal, count in protocol.refusals.items()},
+            traffic=asdict(self._traffic),
+            cpu_s=time.process_time(),
+            merge_s=self._merge_s,
+            members={
+                member.learner: {
+                    "incarnation": member.incarnation,
+                    "pool": member.pool,
+                    "live": member.learner in live,
+                    "merged_s_ago": None if member.last_merged_at is None else now - member.last_merged_at,
+                }
+                for member in protocol.members.values()
+            },
+            totals={learner: protocol.books.learner_totals(learner) for learner in protocol.incarnations},
+        )
+
+    # ---- carrying out
+
+    def _start(self) -> None:
+        if self._ticker is None:
+            self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    async def _tick(self) -> None:
+        while True:
+            wait = min(IDLE_TICK_S, self._protocol.next_wake - time.monotonic())
+            try:
+                await asyncio.wait_for(self._poked.wait(), max(wait, 0.0))
+            except TimeoutError:
+                self._feed(Tick())
+            self._poked.clear()
+
+    def _feed(self, event: Event) -> None:
+        for decision in self._protocol.step(event, time.monotonic()):
+            self._carry_out(decision)
+        self._poked.set()  # the next wake-up may have moved
+
+    def _carry_out(self, decision: Decision) -> None:
+        match decision:
+            case Merge(job):
+                self._spawn(self._merge(job))
+            case Record():
+                self._spawn(self._record(decision))
+            case Grant(token, welcome):
+                self._answer_hello(token, welcome)
+            case Deny(token, why, again):
+                self._answer_hello(token, TryAgain(why) if again else Denied(why))
+            case Wake(learners):
+                for learner in learners:
+                    if learner in self._news:
+                        self._news[learner].set()
+            case Note(kind, fields):
+                self._write(kind, **fields)
+            case Ended(reason):
+                self._ended = reason
+
+    async def _merge(self, job: MergeJob) -> None:
+        started = time.monotonic()
+        result = await self._in(self._compute, job.run)
+        self._merge_s += time.monotonic() - started
+        async with self._journal_lock:  # books and journal must agree on the order of merges
+            record = merge_record(self._protocol, result)
+            try:
+                await self._append(record)
+            except OSError as error:
+                self._feed(PublishFailed(job, str(error)))
+                return
+            self._feed(Published(result))
+            self._since_snapshot += 1
+            if self._since_snapshot >= self._spec.config.checkpoint.snapshot_every_merges:
+                await self._try_snapshot()
+
+    async def _record(self, decision: Record) -> None:
+        async with self._journal_lock:
+            try:
+                await self._append(Durable(decision.meta, {}))
+            except OSError as error:
+                self._write("journal_failed", error=str(error))
+                self._feed(RecordFailed(decision.ticket))
+                return
+            self._feed(Recorded(decision.ticket))
+
+    async def _append(self, record: Durable) -> None:
+        try:
+            await self._in(self._disk, lambda: self._journal.append(record.meta, record.tensors))
+        except Fenced:
+            _log.exception("another syncer has taken over this run")
+            os._exit(1)
+
+    async def _try_snapshot(self) -> None:
+        try:
+            await self._snapshot_locked()
+        except OSError as error:
+            self._write("journal_failed", error=f"snapshot: {error}")
+
+    async def _snapshot_locked(self) -> int:
+        state = whole_state(self._protocol)
+        self._since_snapshot = 0
+        seq = await self._in(self._disk, lambda: self._journal.snapshot(state.meta, state.tensors))
+        self._write("snapshot", seq=seq)
+        return seq
+
+    def _answer_hello(self, token: str, answer: Welcome | Denied) -> None:
+        future = self._hellos.get(token)
+        if future is None or future.done():
+            return
+        if isinstance(answer, Denied):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    async def _in(self, pool: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, call)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # A merge that is lost half-way would hold its fragment for ever; a restart goes on from the journal.
+            _log.critical("the syncer failed", exc_info=task.exception())
+            os._exit(1)
+
+    def _count_down(self, size: int, fragment: int) -> None:
+        self._traffic.down += size
+        self._traffic.down_fp32 += 4 * (self._numel(fragment) or 0)
+
+    def _numel(self, fragment: int) -> int | None:
+        fragments = self._spec.layout.fragments
+        return fragments[fragment].numel if 0 <= fragment < len(fragments) else None
+
+    def _write(self, kind: str, **fields: Any) -> None:
+        """A tape that can't be written costs events, never merges."""
+        try:
+            self._tape.write(kind, **fields)
+        except OSError:
+            _log.exception("the event tape can't be written")

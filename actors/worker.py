@@ -1,0 +1,163 @@
+"""One worker of a learner: joins, then trains alone until it is told to stop.
+
+The training thread steps, adopts at step boundaries and never waits for anybody but its own data; the link's threads
+talk to the syncer, the feed's thread leases blocks ahead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+import threading
+import time
+import traceback
+import uuid
+from collections import deque
+
+import ray
+import torch
+
+from actors.feed import Feed
+from actors.learner import LearnerStatus
+from actors.link import Link, join
+from actors.spec import RunSpec
+from app.diloco.fragments import build_layout, specs_of
+from app.diloco.messages import Hello, Reply
+from app.diloco.replica import Replica
+from app.learning.data import load
+from app.learning.inner import InnerLoop
+from app.learning.model import build_model
+from app.learning.schedule import TokenEstimate, learning_rate, rejoin_factor
+
+_log = logging.getLogger(__name__)
+
+RECENT_STEPS = 16
+BOUNDARY_POLL_S = 0.02
+"""How often an idle learner looks for offers to adopt."""
+
+
+class Worker:
+    """Rank 0 of a learner."""
+
+    def __init__(self, spec: RunSpec, learner: str, timeline: dict[str, float]):
+        self._spec, self._learner, self._timeline = spec, learner, timeline
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._state = "starting"
+        self._error: str | None = None
+        self._replica: Replica | None = None
+        self._loss = float("nan")
+        self._step_times: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._stop = threading.Event()
+        self._finish = threading.Event()
+        self._idle = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="train", daemon=True)
+
+    def start(self) -> None:
+        """Start the training thread."""
+        self._thread.start()
+
+    def status(self) -> LearnerStatus:
+        """Counters and state now."""
+        replica = self._replica
+        return LearnerStatus(
+            learner=self._learner,
+            incarnation=replica.sender.incarnation if replica else 0,
+            pid=os.getpid(),
+            node_id=self._node_id,
+            state=self._state,
+            steps=replica.steps if replica else 0,
+            tokens=replica.tokens if replica else 0,
+            step_time=self._pace()[0],
+            loss=self._loss,
+            error=self._error,
+            timeline=dict(self._timeline),
+        )
+
+    def _pace(self) -> tuple[float, float]:
+        times = list(self._step_times)
+        return (statistics.median(times) if times else 0.0), self._loss
+
+    def _run(self) -> None:
+        try:
+            self._train()
+        except Exception:
+            self._error = traceback.format_exc()
+            self._state = "failed"
+            _log.exception("learner %s failed", self._learner)
+
+    def _train(self) -> None:
+        spec, config = self._spec, self._spec.config
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # what Ray sets aside for this learner
+        data = load(spec.data)
+        model = build_model(config.model, data.manifest.vocab, config.data.seq_len, config.run.seed)
+        loop = InnerLoop(model, config.train)
+        layout = build_layout(specs_of(model), config.diloco.fragments)
+        self._timeline["built"] = time.time()
+        self._state = "joining"
+        token = uuid.uuid4().hex
+        hello = Hello(spec.run_id, self._learner, layout.hash, config.pools.name, token, dict(self._timeline))
+        welcome = join(spec, hello, self._stop)
+        if welcome is None:
+            return
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        replica = self._replica = Replica(layout, config.diloco, parameters, welcome)
+        self._timeline["joined"] = time.time()
+        self._estimate = TokenEstimate(config.train.tokens)
+        self._estimate.update(welcome.tokens_processed, 0, live=config.learners)
+        if welcome.finish:
+            self._finish.set()
+        link = Link(spec, replica, self._pace, self._on_reply, self._idle, self._leave)
+        feed = Feed(spec, self._learner, replica.sender.incarnation, data)
+        feed.start()
+        link.start()
+        try:
+            self._loop(loop, replica, link, feed)
+        finally:
+            link.stop()
+            feed.stop()
+
+    def _loop(self, loop: InnerLoop, replica: Replica, link: Link, feed: Feed) -> None:
+        train = self._spec.config.train
+        while not self._stop.is_set():
+            replica.adopt()
+            if self._finish.is_set():
+                self._rest()
+                continue
+            self._state = "training"
+            batches = feed.next(self._stop)
+            if batches is None:
+                continue
+            tokens = sum(batch.numel() for batch in batches)
+            lr = learning_rate(self._estimate.at(replica.tokens), train)
+            lr *= rejoin_factor(replica.steps, train.rejoin_warmup_steps)
+            started = time.monotonic()
+            result = loop.step(batches, lr, replica.writing(tokens))
+            if result.skipped:
+                replica.skip_step()
+            self._step_times.append(time.monotonic() - started)
+            self._loss = result.loss
+            link.stepped()
+
+    def _rest(self) -> None:
+        """The budget is reached: what is in the parameters now is what the last round gets."""
+        self._state = "finished"
+        self._idle.set()
+        self._stop.wait(BOUNDARY_POLL_S)
+
+    def _on_reply(self, reply: Reply) -> None:
+        replica = self._replica
+        assert replica is not None  # the link starts after the replica
+        self._estimate.update(reply.tokens_processed, replica.tokens, live=max(1, reply.live))
+        if not reply.finish:  # also after a restart of the syncer, which may know of fewer tokens than it did
+            self._finish.clear()
+            self._idle.clear()
+            return
+        self._finish.set()
+        while not self._idle.wait(BOUNDARY_POLL_S) and self._thread.is_alive():
+            continue  # the step under way still counts
+
+    def _leave(self) -> None:
+        """Refused from now on. Either another process has this learner's place, or Ray starts one when this ends."""
+        _log.warning("learner %s is fenced", self._learner)
+        os._exit(1)

@@ -1,0 +1,1 @@
+"""Decoupled DiLoCo: the algorithm, one learner's work, the run folder and the entry points."""

@@ -1,0 +1,45 @@
+"""Configuration: the schema behind `conf/`, every check on it, and loading.
+
+`load` turns a command line into one frozen `Config`; whatever is wrong with it is a one-line `ConfigError`.
+"""
+
+from app.config.check import check, check_fragments
+from app.config.compose import as_yaml, from_yaml, load
+from app.config.error import ConfigError
+from app.config.help import describe
+from app.config.schema import (
+    ChaosConfig,
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvalConfig,
+    Fault,
+    ModelConfig,
+    PoolsConfig,
+    RunConfig,
+    SupervisorConfig,
+    TrackingConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "ChaosConfig",
+    "CheckpointConfig",
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "EvalConfig",
+    "Fault",
+    "ModelConfig",
+    "PoolsConfig",
+    "RunConfig",
+    "SupervisorConfig",
+    "TrackingConfig",
+    "TrainConfig",
+    "as_yaml",
+    "check",
+    "check_fragments",
+    "describe",
+    "from_yaml",
+    "load",
+]

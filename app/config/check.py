@@ -1,0 +1,236 @@
+"""Every check on a configuration. Pure, except that it looks whether named local files exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from app.config.error import ConfigError
+from app.config.schema import (
+    DATA_SOURCES,
+    FAULT_KINDS,
+    MODEL_NAMES,
+    PRECISIONS,
+    RESUME_RULES,
+    TRACKERS,
+    TRACKING_MODES,
+    Config,
+    Fault,
+)
+from app.diloco.settings import ADOPTIONS, CODECS, LATE_RULES
+
+
+def check(config: Config) -> None:
+    """Refuse what can't work, with the key, the value and what is allowed.
+
+    Raises:
+        ConfigError: for the first wrong value found.
+    """
+    _check_finite(config)
+    _check_run(config)
+    _check_model(config)
+    _check_data(config)
+    _check_train(config)
+    _check_diloco(config)
+    _check_chaos(config)
+    _check_rest(config)
+
+
+def check_fragments(layout_capacity: int, config: Config) -> None:
+    """Refuse P above what the model's tensors can fill.
+
+    Args:
+        layout_capacity: most fragments that this model can be split into; each needs at least one tensor (or
+            rows of an embedding).
+        config: the run's configuration.
+
+    Raises:
+        ConfigError: when `diloco.fragments` is larger.
+    """
+    if config.diloco.fragments > layout_capacity:
+        raise ConfigError(
+            "diloco.fragments",
+            config.diloco.fragments,
+            f"allowed are 1 to {layout_capacity}, as this model can be split no further",
+        )
+
+
+def _check_run(config: Config) -> None:
+    name = config.run.name
+    if not name or name in {".", ".."} or any(c in name for c in "/\\\n\0"):
+        raise ConfigError("run.name", name, "a name without slashes is needed")
+    if config.run.dir == "":
+        raise ConfigError("run.dir", "", "a folder, a URL or null is needed")
+    _one_of("run.resume", config.run.resume, RESUME_RULES)
+    _at_least("run.seed", config.run.seed, 0)
+    _at_least("learners", config.learners, 1)
+
+
+def _check_model(config: Config) -> None:
+    model = config.model
+    _one_of("model.name", model.name, MODEL_NAMES)
+    if model.name == "hf":
+        if not model.path:
+            raise ConfigError("model.path", model.path, "a model folder or a hub name is needed when model.name=hf")
+        _local_exists("model.path", model.path)
+        return
+    for key in ("hidden", "layers", "heads", "intermediate"):
+        _at_least(f"model.{key}", getattr(model, key), 1)
+    if model.hidden % (2 * model.heads) != 0:
+        allowed = f"a multiple of {2 * model.heads} is needed (2 × model.heads={model.heads}: even width of a head)"
+        raise ConfigError("model.hidden", model.hidden, allowed)
+
+
+def _check_data(config: Config) -> None:
+    data = config.data
+    _one_of("data.source", data.source, DATA_SOURCES)
+    if data.source == "files":
+        if not data.path:
+            raise ConfigError("data.path", data.path, "a file or folder is needed when data.source=files")
+        if "://" not in data.path and not Path(data.path).expanduser().exists():
+            raise ConfigError("data.path", data.path, "no such file or folder")
+    if data.source == "hub" and not data.hub_name:
+        raise ConfigError("data.hub_name", data.hub_name, "the name of a data set is needed when data.source=hub")
+    if data.tokenizer not in ("train", "bytes"):
+        _local_exists("data.tokenizer", data.tokenizer)
+    if data.tokenizer == "train":
+        _at_least("data.vocab", data.vocab, 257)
+    _at_least("data.seq_len", data.seq_len, 2)
+    _open_interval("data.heldout_share", data.heldout_share, 0.0, 1.0)
+    _at_least("data.block_samples", data.block_samples, 1)
+    _at_least("data.leases_ahead", data.leases_ahead, 1)
+    _at_least("data.eval_samples", data.eval_samples, 1)
+    if data.max_bytes is not None:
+        _at_least("data.max_bytes", data.max_bytes, 1)
+
+
+def _check_train(config: Config) -> None:
+    train = config.train
+    for key in ("tokens", "batch_size", "accumulation"):
+        _at_least(f"train.{key}", getattr(train, key), 1)
+    _above("train.lr", train.lr, 0.0)
+    _above("train.grad_clip", train.grad_clip, 0.0)
+    _between("train.min_lr_share", train.min_lr_share, 0.0, 1.0)
+    for key in ("warmup_tokens", "weight_decay", "rejoin_warmup_steps"):
+        _at_least(f"train.{key}", getattr(train, key), 0)
+    _share_below_one("train.beta1", train.beta1)
+    _share_below_one("train.beta2", train.beta2)
+    _one_of("train.precision", train.precision, PRECISIONS)
+
+
+def _check_diloco(config: Config) -> None:
+    """The ranges of the algorithm's dials.
+
+    P ≤ H, so that no two fragments are due at the same step: that spreads the traffic evenly. τ ≤ H, so
+    that a fragment is back before it is due again. τ = 0 has no meaning for learners that never wait.
+    """
+    diloco = config.diloco
+    _at_least("diloco.sync_interval", diloco.sync_interval, 1)
+    _int_range("diloco.fragments", diloco.fragments, 1, diloco.sync_interval, "diloco.sync_interval")
+    _int_range("diloco.overlap_steps", diloco.overlap_steps, 1, diloco.sync_interval, "diloco.sync_interval")
+    _int_range("diloco.min_quorum", diloco.min_quorum, 1, config.learners, "learners")
+    _between("diloco.grace_safety", diloco.grace_safety, 0.0, 1.0)
+    _at_least("diloco.ring_versions", diloco.ring_versions, 1)
+    _one_of("diloco.codec_up", diloco.codec_up, CODECS)
+    _one_of("diloco.codec_down", diloco.codec_down, CODECS)
+    _one_of("diloco.adopt", diloco.adopt, ADOPTIONS)
+    _one_of("diloco.late", diloco.late, LATE_RULES)
+    _between("diloco.mix_alpha", diloco.mix_alpha, 0.0, 1.0)
+    _above("diloco.outer_lr", diloco.outer_lr, 0.0)
+    _share_below_one("diloco.outer_momentum", diloco.outer_momentum)
+    _between("diloco.rda_threshold", diloco.rda_threshold, 0.0, 1.0)
+    for key in ("round_deadline_s", "final_deadline_s", "journal_retry_s", "hang_min_s", "hang_steps"):
+        _above(f"diloco.{key}", getattr(diloco, key), 0.0)
+
+
+def _check_chaos(config: Config) -> None:
+    for i, fault in enumerate(config.chaos.faults):
+        _check_fault(f"chaos.faults[{i}]", fault, config)
+
+
+def _check_fault(key: str, fault: Fault, config: Config) -> None:
+    _one_of(f"{key}.kind", fault.kind, FAULT_KINDS)
+    if fault.kind == "kill_syncer":
+        _one_of(f"{key}.target", fault.target, ("", "syncer"))
+    else:
+        _one_of(f"{key}.target", fault.target, config.learner_ids)
+    _between(f"{key}.at", fault.at, 0.0, 1.0)
+    _at_least(f"{key}.seconds", fault.seconds, 0.0)
+
+
+def _check_rest(config: Config) -> None:
+    if not config.pools.name:
+        raise ConfigError("pools.name", "", "a name is needed")
+    _at_least("pools.cpus_per_learner", config.pools.cpus_per_learner, 0.0)
+    _at_least("pools.cpus_of_syncer", config.pools.cpus_of_syncer, 0.0)
+    _at_least("pools.gpus_per_learner", config.pools.gpus_per_learner, 0.0)
+    _one_of("tracking.kind", config.tracking.kind, TRACKERS)
+    _one_of("tracking.mode", config.tracking.mode, TRACKING_MODES)
+    for key in ("every_tokens", "batch_size", "sample_tokens"):
+        _at_least(f"eval.{key}", getattr(config.eval, key), 1)
+    _at_least("checkpoint.snapshot_every_merges", config.checkpoint.snapshot_every_merges, 1)
+    _at_least("checkpoint.keep", config.checkpoint.keep, 1)
+    _at_least("supervisor.most_failed_starts", config.supervisor.most_failed_starts, 1)
+    for key in ("poll_s", "stop_deadline_s", "start_deadline_s", "sample_every_s", "linger_s"):
+        _above(f"supervisor.{key}", getattr(config.supervisor, key), 0.0)
+
+
+def _check_finite(config: Config) -> None:
+    for key, value in _leaves(config, ""):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(key, value, "a finite number is needed")
+
+
+def _leaves(node: object, key: str) -> Iterator[tuple[str, object]]:
+    if dataclasses.is_dataclass(node):
+        for field in dataclasses.fields(node):
+            yield from _leaves(getattr(node, field.name), f"{key}.{field.name}" if key else field.name)
+    elif isinstance(node, list):
+        for i, item in enumerate(node):
+            yield from _leaves(item, f"{key}[{i}]")
+    else:
+        yield key, node
+
+
+def _one_of(key: str, value: str, allowed: Collection[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(key, value, f"allowed are {', '.join(a or 'empty' for a in allowed)}")
+
+
+def _at_least(key: str, value: float, least: float) -> None:
+    if value < least:
+        raise ConfigError(key, value, f"at least {least} is needed")
+
+
+def _above(key: str, value: float, bound: float) -> None:
+    if value <= bound:
+        raise ConfigError(key, value, f"more than {bound:g} is needed")
+
+
+def _between(key: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(key, value, f"allowed is {low:g} to {high:g}")
+
+
+def _open_interval(key: str, value: float, low: float, high: float) -> None:
+    if not low < value < high:
+        raise ConfigError(key, value, f"allowed is more than {low:g} and less than {high:g}")
+
+
+def _share_below_one(key: str, value: float) -> None:
+    if not 0.0 <= value < 1.0:
+        raise ConfigError(key, value, "allowed is 0 or more and less than 1")
+
+
+def _int_range(key: str, value: int, low: int, high: int, high_key: str) -> None:
+    if not low <= value <= high:
+        raise ConfigError(key, value, f"allowed are {low} to {high_key}={high}")
+
+
+def _local_exists(key: str, path: str) -> None:
+    """Refuse a missing local path. Anything that is not clearly a path is taken for a hub name."""
+    looks_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
+    if looks_local and "://" not in path and not Path(path).expanduser().exists():
+        raise ConfigError(key, path, "no such file or folder")

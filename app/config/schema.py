@@ -1,0 +1,254 @@
+"""The schema behind `conf/`: every key, its type, its default and what it means.
+
+The text under each field is what `--help` prints. YAML files and command lines only override these defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from app.diloco.settings import DilocoSettings
+
+MODEL_NAMES = ("llama", "hf")
+DATA_SOURCES = ("stdlib", "files", "hub")
+PRECISIONS = ("auto", "fp32", "bf16")
+RESUME_RULES = ("never", "auto")
+FAULT_KINDS = ("kill", "freeze", "kill_syncer")
+TRACKERS = ("none", "wandb")
+TRACKING_MODES = ("offline", "online")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The run: its name, its folder and how it starts."""
+
+    name: str = "main"
+    """Name of the run; also the name of its folder when `run.dir` is not given."""
+    dir: str | None = None
+    """Folder or fsspec URL that holds everything about the run; null means runs/<run.name>."""
+    seed: int = 1
+    """Seed of the first weights and of the order of the data."""
+    resume: str = "never"
+    """What to do when the folder holds a checkpoint: never (refuse) or auto (go on from it)."""
+    shared_dir: bool = False
+    """The run folder is the same on all nodes. Without it, a run on several nodes refuses a local folder."""
+
+    @property
+    def path(self) -> str:
+        """`dir`, or runs/<name> when it is not given."""
+        return self.dir if self.dir is not None else f"runs/{self.name}"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The language model."""
+
+    name: str = "llama"
+    """llama (a new Llama with tied embeddings) or hf (architecture and weights of a Hugging Face model)."""
+    hidden: int = 128
+    """Width of the model (llama)."""
+    layers: int = 2
+    """Number of transformer blocks (llama)."""
+    heads: int = 4
+    """Attention heads (llama); `model.hidden` must be a multiple of twice this number."""
+    intermediate: int = 344
+    """Width of the feed-forward layer (llama)."""
+    path: str | None = None
+    """Model folder or hub name (hf)."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The training text, its tokenizer and how it is handed out."""
+
+    source: str = "stdlib"
+    """stdlib (the running Python's own library), files (local files) or hub (a data set by name)."""
+    path: str | None = None
+    """File or folder of .txt, .jsonl or .parquet (files)."""
+    text_field: str = "text"
+    """Name of the column that holds the text (.jsonl, .parquet and hub)."""
+    hub_name: str | None = None
+    """Name of the data set (hub)."""
+    hub_config: str | None = None
+    """Configuration of the data set, where it has several (hub)."""
+    split: str = "train"
+    """Split of the data set (hub)."""
+    tokenizer: str = "train"
+    """train (byte-level BPE trained on the text), bytes (one token a byte), or a folder or hub name."""
+    vocab: int = 1024
+    """Vocabulary of a tokenizer that is trained here; at least 257."""
+    seq_len: int = 128
+    """Tokens in a sample."""
+    heldout_share: float = 0.02
+    """Share of the documents that is kept for evaluation, between 0 and 1."""
+    block_samples: int = 256
+    """Samples in a block, the unit in which the data ledger hands out work."""
+    leases_ahead: int = 2
+    """Blocks a learner leases ahead of the one it is on."""
+    eval_samples: int = 64
+    """Held-out samples in the fixed subset that is evaluated during the run."""
+    max_bytes: int | None = None
+    """Cut the text after this many bytes; null means all of it."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The inner loop: AdamW with warm-up and cosine by global tokens."""
+
+    tokens: int = 4_000_000
+    """Token budget of the whole run, all learners together."""
+    batch_size: int = 8
+    """Samples in one forward pass of one learner."""
+    accumulation: int = 1
+    """Forward passes in one inner step."""
+    lr: float = 3e-3
+    """Peak learning rate of AdamW."""
+    min_lr_share: float = 0.1
+    """Learning rate at the end of the budget, as a share of the peak, 0 to 1."""
+    warmup_tokens: int = 120_000
+    """Global tokens over which the learning rate rises from 0 to its peak."""
+    weight_decay: float = 0.1
+    """Weight decay of AdamW; matrices only."""
+    beta1: float = 0.9
+    """First-moment decay of AdamW."""
+    beta2: float = 0.95
+    """Second-moment decay of AdamW."""
+    grad_clip: float = 1.0
+    """Gradients are scaled down to this norm."""
+    precision: str = "auto"
+    """auto (bf16 autocast on a GPU that has it, fp32 on a CPU), fp32 or bf16. Weights are always fp32."""
+    rejoin_warmup_steps: int = 10
+    """Inner steps of extra warm-up after a join with an empty optimizer state."""
+
+
+@dataclass(frozen=True)
+class PoolsConfig:
+    """Where learners are placed. One pool for now."""
+
+    name: str = "local"
+    """Name of the pool, shown in the table and the summary."""
+    cpus_per_learner: float = 0.25
+    """Logical CPUs that Ray sets aside for a learner; a part of one lets several learners share a core."""
+    gpus_per_learner: float = 0.0
+    """GPUs that Ray sets aside for a learner."""
+    cpus_of_syncer: float = 0.5
+    """Logical CPUs that Ray sets aside for the syncer."""
+    label_selector: dict[str, str] = field(default_factory=dict)
+    """Ray node labels that a learner's node must have, for example {ray.io/market-type: spot}."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault that the run does to itself."""
+
+    kind: str = "kill"
+    """kill (SIGKILL of a learner's process), freeze (SIGSTOP, later SIGCONT) or kill_syncer."""
+    target: str = ""
+    """The learner it strikes, for example learner-1; empty for kill_syncer."""
+    at: float = 0.4
+    """When: share of the token budget that has been processed, 0 to 1."""
+    seconds: float = 20.0
+    """How long a freeze lasts."""
+
+
+@dataclass(frozen=True)
+class ChaosConfig:
+    """Faults that the run does to itself, to show or to test recovery."""
+
+    faults: list[Fault] = field(default_factory=list)
+    """The faults, each with kind, target, at and seconds."""
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """An experiment tracker beside the event tape."""
+
+    kind: str = "none"
+    """none or wandb."""
+    project: str = "decoupled-diloco"
+    """W&B project."""
+    entity: str | None = None
+    """W&B user or team; null means the account's own."""
+    mode: str = "offline"
+    """offline (written to the run folder, `wandb sync` later) or online."""
+    group: str | None = None
+    """W&B group; null means the name of the run."""
+    tags: list[str] = field(default_factory=list)
+    """W&B tags of the run."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation on held-out text."""
+
+    every_tokens: int = 400_000
+    """Global tokens between two evaluations during the run."""
+    batch_size: int = 16
+    """Samples in one forward pass of an evaluation."""
+    prompt: str = "def "
+    """What the sample at the end of the run starts with."""
+    sample_tokens: int = 96
+    """Tokens of the sample at the end of the run."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """The syncer's durable state."""
+
+    snapshot_every_merges: int = 64
+    """Merges between two snapshots; the journal in between holds one record a merge."""
+    keep: int = 2
+    """Snapshots that are kept."""
+
+
+@dataclass(frozen=True)
+class SupervisorConfig:
+    """Watching, replacing and ending."""
+
+    poll_s: float = 0.5
+    """Seconds between two looks at the actors."""
+    stop_deadline_s: float = 5.0
+    """Seconds that the last round may take when the run is stopped before its budget."""
+    start_deadline_s: float = 120.0
+    """Seconds from placing a learner to its first step, after which its start counts as hanging."""
+    most_failed_starts: int = 5
+    """Starts in a row without a step, of every learner, after which the run has failed."""
+    sample_every_s: float = 2.0
+    """Seconds between two samples of every actor's counters in the event tape and the tracker."""
+    linger_s: float = 15.0
+    """Seconds for which a finished run waits for a driver to fetch its result before it leaves the cluster."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything about one run."""
+
+    learners: int = 4
+    """M: learners to train with."""
+    run: RunConfig = field(default_factory=RunConfig)
+    """The run folder."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The language model."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Text, tokenizer, blocks."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """The inner loop."""
+    diloco: DilocoSettings = field(default_factory=DilocoSettings)
+    """The algorithm."""
+    pools: PoolsConfig = field(default_factory=PoolsConfig)
+    """Placement of learners."""
+    chaos: ChaosConfig = field(default_factory=ChaosConfig)
+    """Faults to inject."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    """Experiment tracker."""
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    """Evaluation."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Snapshots of the syncer."""
+    supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+    """Watching, replacing and ending."""
+
+    @property
+    def learner_ids(self) -> tuple[str, ...]:
+        """The learners' names, `learner-0` to `learner-<M-1>`."""
+        return tuple(f"learner-{i}" for i in range(self.learners))

@@ -1,0 +1,149 @@
+"""What is fed to the protocol (events) and what it wants done (decisions). All are plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from app.diloco.job import MergeJob, MergeResult
+from app.diloco.messages import Contribution, Hello, Report, Welcome
+
+# ---- events
+
+
+@dataclass(frozen=True)
+class Join:
+    """A learner process asks to join."""
+
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A `Record` decision is durable."""
+
+    ticket: str
+
+
+@dataclass(frozen=True)
+class RecordFailed:
+    """A `Record` decision could not be made durable."""
+
+    ticket: str
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A learner's counters arrived."""
+
+    report: Report
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A contribution arrived; `delta` is its decoded d, fp32 [numel], or None when it was garbage."""
+
+    contribution: Contribution
+    delta: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Somebody who watches learners says that this incarnation is gone, or must be treated so."""
+
+    learner: str
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """A merge is computed and durable: it may be offered."""
+
+    result: MergeResult
+
+
+@dataclass(frozen=True)
+class PublishFailed:
+    """A merge could not be made durable; it is tried again."""
+
+    job: MergeJob
+    error: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """End the run: one last round of all fragments within `deadline_s` seconds."""
+
+    reason: str
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed."""
+
+
+Event = Join | Recorded | RecordFailed | Reported | Arrived | Lost | Published | PublishFailed | Finish | Tick
+
+# ---- decisions
+
+
+@dataclass(frozen=True)
+class Record:
+    """Make `meta` durable, then feed `Recorded` (or `RecordFailed`) with the ticket."""
+
+    ticket: str
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Answer the hello with this token."""
+
+    token: str
+    welcome: Welcome
+
+
+@dataclass(frozen=True)
+class Deny:
+    """Refuse the hello with this token."""
+
+    token: str
+    why: str
+    again: bool = False
+    """Nothing is wrong with the hello: the same one may be sent again later."""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Run the job, make its result durable, then feed `Published` (or `PublishFailed`)."""
+
+    job: MergeJob
+
+
+@dataclass(frozen=True)
+class Wake:
+    """There is something new for these learners: answer their polls."""
+
+    learners: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Note:
+    """One line for the event tape."""
+
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The last round is published: nothing will change any more."""
+
+    reason: str
+
+
+Decision = Record | Grant | Deny | Merge | Wake | Note | Ended

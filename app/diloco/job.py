@@ -1,0 +1,127 @@
+"""One merge as a value: everything a round decided, ready to be computed anywhere and any number of times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from app.diloco.codec import digest, get_codec
+from app.diloco.fragments import Fragment, Layout
+from app.diloco.merge import merge_fragment, token_weight
+from app.diloco.messages import Contained, Contribution, Payload
+from app.diloco.outer import nesterov_step
+from app.diloco.settings import DilocoSettings
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A contribution that a round took; `delta` is its decoded d = θ − Θ̂_base, fp32 [numel]."""
+
+    contribution: Contribution
+    delta: torch.Tensor
+    arrived_at: float
+
+    @property
+    def weight(self) -> float:
+        """w = c_tokens · (c_tokens / c_steps), 0 without a step (`algorithm.md`, syncer 4)."""
+        return token_weight(self.contribution.c_tokens, self.contribution.c_steps)
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """Version `version` of a fragment and what it is made of. Tensors are fp32 [numel] and never written again."""
+
+    fragment: int
+    round: int
+    version: int
+    epoch: int
+    clock: int
+    theta: torch.Tensor
+    theta_hat: torch.Tensor
+    momentum: torch.Tensor
+    change: Payload | None
+    """The encoded step from the Θ̂ before; None with an fp32 down codec, where Θ̂ = Θ."""
+    digest: str
+    contains: tuple[Contained, ...]
+
+
+@dataclass(frozen=True)
+class MergeJob:
+    """Inputs of the merge that makes version `version` of a fragment. `answers` are in learner-id order."""
+
+    fragment: Fragment
+    layout: Layout
+    settings: DilocoSettings
+    epoch: int
+    round: int
+    version: int
+    clock: int
+    theta: torch.Tensor
+    theta_hat: torch.Tensor
+    momentum: torch.Tensor
+    answers: tuple[Answer, ...]
+
+    def run(self) -> MergeResult:
+        """Merge, take the outer step, encode the offer (`algorithm.md`, syncer 4 to 8; `protocol.md`, Values)."""
+        weights = [answer.weight for answer in self.answers]
+        outer_grads = [-answer.delta for answer in self.answers]  # v = −decode(d)
+        grad = merge_fragment(self.fragment, self.layout, outer_grads, weights, self.settings.rda_threshold)
+        theta, momentum = nesterov_step(
+            self.theta, self.momentum, grad, self.settings.outer_lr, self.settings.outer_momentum
+        )
+        theta_hat, change = chain(self.theta_hat, theta, self.settings.codec_down)
+        return MergeResult(
+            fragment=self.fragment.index,
+            round=self.round,
+            version=self.version,
+            epoch=self.epoch,
+            clock=self.clock,
+            theta=theta,
+            theta_hat=theta_hat,
+            momentum=momentum,
+            change=change,
+            digest=digest(theta_hat),
+            contains=tuple(
+                contained_in(answer, self.version, weight) for answer, weight in zip(self.answers, weights, strict=True)
+            ),
+        )
+
+
+def chain(theta_hat: torch.Tensor, theta: torch.Tensor, codec_down: str) -> tuple[torch.Tensor, Payload | None]:
+    """Θ̂ᵥ₊₁ = Θ̂ᵥ + decode(encode(Θᵥ₊₁ − Θ̂ᵥ)): the encoding error is carried into the next change.
+
+    Returns the new Θ̂ and the encoded change; with an fp32 codec Θ̂ is Θ and there is no change to send.
+    """
+    if codec_down == "fp32":
+        return theta, None
+    codec = get_codec(codec_down)
+    change = codec.encode(theta - theta_hat)
+    return theta_hat + codec.decode(change, theta.numel()), change
+
+
+def contained_in(answer: Answer, version: int, weight: float) -> Contained:
+    """The entry that says: this version holds this contribution."""
+    given = answer.contribution
+    return Contained(
+        learner=given.sender.learner,
+        incarnation=given.sender.incarnation,
+        epoch=given.sender.epoch,
+        round=given.round,
+        version=version,
+        c_steps=given.c_steps,
+        c_tokens=given.c_tokens,
+        weight=weight,
+    )
+
+
+def decode_contribution(contribution: Contribution, numel: int) -> torch.Tensor | None:
+    """The decoded d, fp32 [numel], or None when the payload is garbage (size, codec, NaN, Inf).
+
+    ‖d‖² must be finite in fp32 too: what is larger would overflow in the outer step and poison Θ.
+    """
+    try:
+        delta = get_codec(contribution.codec).decode(contribution.payload, numel)
+    except ValueError:
+        return None
+    return delta if bool(torch.isfinite(torch.dot(delta, delta))) else None

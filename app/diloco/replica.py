@@ -1,0 +1,232 @@
+"""The learner's side of the protocol: what it holds of each fragment, what it gives, what it adopts.
+
+It knows tensors and counters, not how messages travel. One thread may step and adopt while another captures and
+receives: whatever reads or writes parameters or counters holds `lock` for as long as a copy takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from app.diloco.codec import digest, get_codec
+from app.diloco.fragments import Layout, gather, scatter_
+from app.diloco.held import Held
+from app.diloco.messages import Ask, Contribution, Offer, Report, Sender, Welcome
+from app.diloco.settings import DilocoSettings
+
+
+@dataclass(frozen=True)
+class Received:
+    """A decoded offer that waits for the next step boundary."""
+
+    offer: Offer
+    theta_hat: torch.Tensor
+
+
+class Replica:
+    """All fragments of one learner, its clock and its counters."""
+
+    def __init__(
+        self, layout: Layout, settings: DilocoSettings, parameters: Mapping[str, torch.Tensor], welcome: Welcome
+    ):
+        self.lock = threading.RLock()
+        self._layout = layout
+        self._settings = settings
+        self._parameters = parameters
+        self._codec = get_codec(settings.codec_up)
+        self.sender: Sender = welcome.sender
+        self.clock = welcome.clock
+        self.steps = 0
+        self.tokens = 0
+        self._heard = 0
+        self._seq = 0
+        self._inbox: dict[int, Received] = {}
+        self._need_full: set[int] = set()
+        self.fragments: list[Held] = []
+        for offer in sorted(welcome.offers, key=lambda o: o.fragment):
+            theta_hat = _decode_full(offer)
+            if digest(theta_hat) != offer.digest:
+                raise ValueError(f"fragment {offer.fragment} arrived damaged in the welcome")
+            scatter_(layout.fragments[offer.fragment], theta_hat, parameters)
+            self.fragments.append(Held(offer.version, theta_hat))
+
+    @contextmanager
+    def writing(self, tokens: int) -> Iterator[None]:
+        """Hold this while the optimizer writes the parameters of one inner step: its counters rise with it."""
+        with self.lock:
+            yield
+            self.clock += 1
+            self.steps += 1
+            self.tokens += tokens
+            for held in self.fragments:
+                held.step(tokens)
+
+    def skip_step(self) -> None:
+        """An inner step that wrote nothing (its gradient was not finite): only the clock rises."""
+        with self.lock:
+            self.clock += 1
+
+    # ---- giving
+
+    def report(self, step_time: float, loss: float, idle: bool) -> Report:
+        """The counters now."""
+        with self.lock:
+            self._seq += 1
+            return Report(
+                sender=self.sender,
+                seq=self._seq,
+                heard=self._heard,
+                clock=self.clock,
+                steps=self.steps,
+                tokens=self.tokens,
+                step_time=step_time,
+                loss=loss,
+                held=tuple(self._newest(p) for p in range(len(self.fragments))),
+                discarded=tuple(dict(held.discarded) for held in self.fragments),
+                outstanding=tuple(held.outstanding for held in self.fragments),
+                idle=idle,
+                need_full=tuple(sorted(self._need_full)),
+            )
+
+    def _newest(self, p: int) -> int:
+        """Newest version of fragment p received."""
+        waiting = self._inbox.get(p)
+        return waiting.offer.version if waiting else self.fragments[p].version
+
+    def hear(self, epoch: int, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
+        """Note a syncer's new epoch and the newest round heard of; returns the asks to answer.
+
+        None of a syncer that was replaced, and none twice: two captures for one round could not be told apart.
+        """
+        with self.lock:
+            if epoch > self.sender.epoch:
+                self.sender = replace(self.sender, epoch=epoch)
+                self._heard = 0
+            new = tuple(ask for ask in asks if ask.epoch == self.sender.epoch and ask.round > self._heard)
+            self._heard = max([self._heard, *(ask.round for ask in new)])
+            return new
+
+    def contribute(self, ask: Ask, step_time: float, loss: float, idle: bool) -> Contribution:
+        """Answer an ask that `hear` returned with d = encode(θ − Θ̂_base) and the counters of this moment.
+
+        Only the copy happens under the lock; encoding does not hold up a step.
+        """
+        p = ask.fragment
+        with self.lock:
+            held = self.fragments[p]
+            base_version = held.version
+            delta = gather(self._layout.fragments[p], self._parameters) - held.base
+            capture = held.capture(ask)
+            report = self.report(step_time, loss, idle)
+        payload = self._codec.encode(delta)
+        if self._settings.adopt == "rebase":
+            capture.delta = self._codec.decode(payload, delta.numel())
+        return Contribution(
+            sender=replace(report.sender, epoch=ask.epoch),
+            fragment=p,
+            round=ask.round,
+            base_version=base_version,
+            c_steps=capture.c_steps,
+            c_tokens=capture.c_tokens,
+            codec=self._codec.name,
+            payload=payload,
+            report=report,
+        )
+
+    # ---- receiving
+
+    def receive(self, offer: Offer) -> bool:
+        """Decode an offer for the next step boundary; False when it is old, or when its digest is wrong.
+
+        A wrong digest makes the next reports ask for the full fragment. One thread at a time receives.
+        """
+        p = offer.fragment
+        with self.lock:
+            waiting = self._inbox.get(p)
+            newest = self._newest(p)
+            value = waiting.theta_hat if waiting else self.fragments[p].base
+            stale = offer.version <= newest or offer.epoch < self.sender.epoch
+        if stale or offer.base_version not in (None, newest):
+            return False
+        theta_hat = self._decode(offer, newest, value)
+        whole = theta_hat is not None and digest(theta_hat) == offer.digest
+        with self.lock:
+            if theta_hat is None or not whole:
+                self._need_full.add(p)
+                return False
+            self._need_full.discard(p)
+            self._inbox[p] = Received(_with_older(offer, self._inbox.get(p)), theta_hat)
+        return True
+
+    def _decode(self, offer: Offer, newest: int, value: torch.Tensor) -> torch.Tensor | None:
+        """Θ̂ at the offer's version, fp32 [numel]; None when it does not fit `value`, Θ̂ at version `newest`."""
+        numel = value.numel()
+        try:
+            if offer.base_version is None:
+                full = _decode_full(offer)
+                return full if full.numel() == numel else None
+            codec = get_codec(offer.codec)
+            for change in offer.payload.reshape(offer.version - newest, codec.nbytes(numel)):
+                value = value + codec.decode(change, numel)
+            return value
+        except ValueError:
+            return None
+
+    @property
+    def has_offers(self) -> bool:
+        """Whether a fragment waits for the next step boundary."""
+        return bool(self._inbox)
+
+    def adopt(self, fragments: Collection[int] | None = None) -> list[int]:
+        """At a step boundary: adopt what has arrived (of these fragments only, if given). Returns the fragments."""
+        with self.lock:
+            adopted = sorted(p for p in self._inbox if fragments is None or p in fragments)
+            for p in adopted:
+                self._adopt(self._inbox.pop(p))
+        return adopted
+
+    def _adopt(self, received: Received) -> None:
+        """`overwrite` θ ← Θ̂, `mix` θ ← αθ + (1−α)Θ̂, `rebase` θ ← Θ̂ + progress that the merge did not contain.
+
+        Counters and fates: `protocol.md`, Adoption and the fate of work.
+        """
+        offer, value = received.offer, received.theta_hat
+        held = self.fragments[offer.fragment]
+        fragment = self._layout.fragments[offer.fragment]
+        match self._settings.adopt:
+            case "rebase":
+                progress = gather(fragment, self._parameters) - held.base
+                contained = held.rebase(offer)
+                if contained is not None:
+                    assert contained.delta is not None  # it was sent, so it was encoded
+                    progress -= contained.delta
+                value = received.theta_hat + progress
+            case "mix":
+                alpha = self._settings.mix_alpha
+                value = alpha * gather(fragment, self._parameters) + (1 - alpha) * received.theta_hat
+                held.restart(offer, alpha)
+            case _:
+                held.restart(offer, 0.0)
+        scatter_(fragment, value, self._parameters)
+        held.version, held.base = offer.version, received.theta_hat
+        self.clock = max(self.clock, offer.clock)
+
+
+def _decode_full(offer: Offer) -> torch.Tensor:
+    """Θ̂ of a full fragment, fp32 [numel]; ValueError when its size is no multiple of 4."""
+    codec = get_codec("fp32")
+    return codec.decode(offer.payload, offer.payload.size // codec.nbytes(1))
+
+
+def _with_older(offer: Offer, waiting: Received | None) -> Offer:
+    """The newer offer, with what the one it replaces in the inbox said of this learner's own work."""
+    if waiting is None:
+        return offer
+    known = {(c.epoch, c.round) for c in offer.contains}
+    older = tuple(c for c in waiting.offer.contains if (c.epoch, c.round) not in known)
+    return replace(offer, contains=(*older, *offer.contains))

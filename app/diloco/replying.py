@@ -1,0 +1,29 @@
+"""What a learner is told when it polls: the asks it has not heard of and the versions it has not received."""
+
+from __future__ import annotations
+
+from app.diloco.machine import Machine
+from app.diloco.messages import Ask, Reply, Report
+
+
+def reply_to(machine: Machine, report: Report, now: float) -> tuple[Reply, bool]:
+    """The answer to a poll with this report, and whether it is worth waking a parked poll for."""
+    sender = report.sender
+    member = machine.members.get(sender.learner)
+    epoch, t, tokens, live = machine.epoch, machine.clock.t, machine.books.tokens, len(machine.live(now))
+    if sender.run_id != machine.run_id or member is None or member.incarnation != sender.incarnation:
+        return Reply(epoch, t, tokens, live, fenced=True), True
+    heard = report.heard if sender.epoch == epoch else 0
+    asks = tuple(
+        Ask(round_.fragment, round_.id, epoch, round_.version)
+        for round_ in machine.rounds.values()
+        if round_.id > heard and round_.job is None and sender.learner in round_.waiting
+    )
+    offers = tuple(
+        fragment.offer_for(sender.learner, held, epoch, full=p in report.need_full)
+        for p, (fragment, held) in enumerate(zip(machine.fragments, report.held, strict=True))
+        if fragment.version > held
+    )
+    finish = machine.finishing is not None
+    urgent = bool(asks or offers or (finish and not report.idle) or sender.epoch != epoch)
+    return Reply(epoch, t, tokens, live, asks, offers, finish), urgent

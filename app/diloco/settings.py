@@ -1,0 +1,53 @@
+"""Every dial of the algorithm, with its symbol, in one dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CODECS = ("fp32", "bf16")
+ADOPTIONS = ("overwrite", "mix", "rebase")
+LATE_RULES = ("discard", "merge")
+
+
+@dataclass(frozen=True)
+class DilocoSettings:
+    """The algorithm's dials. Symbols as in the paper; checked by `app.config.check`."""
+
+    fragments: int = 8
+    """P: fragments the parameters are split into."""
+    sync_interval: int = 24
+    """H: inner steps between two syncs of the same fragment."""
+    overlap_steps: int = 2
+    """τ: inner steps a fragment may be in flight (0 only when learners are stepped in one process)."""
+    min_quorum: int = 1
+    """K: fewest learners with work in a merge."""
+    grace_safety: float = 0.8
+    """γ: the part of the slack that the grace window may use, 0 to 1. 0 closes a round at its quorum."""
+    ring_versions: int = 4
+    """R: versions of each fragment that the syncer keeps."""
+    codec_up: str = "fp32"
+    """Codec of contributions, learner to syncer."""
+    codec_down: str = "fp32"
+    """Codec of offers, syncer to learner."""
+    adopt: str = "overwrite"
+    """What a learner does with an offered fragment: overwrite, mix or rebase."""
+    mix_alpha: float = 0.5
+    """α of adopt=mix: the share of the learner's own value that stays, 0 to 1."""
+    late: str = "merge"
+    """A contribution on an older base that holds unmerged work: merge (while its base is in the ring) or discard."""
+    outer_lr: float = 0.4
+    """η: learning rate of the outer Nesterov step."""
+    outer_momentum: float = 0.6
+    """μ: momentum of the outer Nesterov step."""
+    rda_threshold: float = 0.02
+    """Norm of the mean direction under which a merge falls back from RDA to the weighted mean."""
+    round_deadline_s: float = 30.0
+    """Seconds after which a round closes with what it has, or is given up when that is under its quorum."""
+    final_deadline_s: float = 20.0
+    """Seconds that the last round of all fragments may take, at the token budget."""
+    journal_retry_s: float = 1.0
+    """Seconds until a merge whose journal record could not be written is tried again."""
+    hang_min_s: float = 15.0
+    """Shortest silence, in seconds, after which a learner counts as hanging."""
+    hang_steps: float = 20.0
+    """A learner hangs when it is silent for this many of its own median step times (and at least `hang_min_s`)."""

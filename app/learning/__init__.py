@@ -1,0 +1,1 @@
+"""One learner's work: data, model, inner loop, evaluation, export. No Ray."""

@@ -1,0 +1,191 @@
+"""Where the text comes from: the embedded corpus, local files, a data set of the hub; and what is held out of it.
+
+The embedded corpus is the running Python's own standard library, so every machine that can run the project has it.
+A corpus is read into memory as text; it is packed once and memory-mapped from then on (`app.learning.data`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from app.config import DataConfig
+
+PRUNED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+ROW_READERS = {".jsonl": "json", ".parquet": "parquet"}
+SUFFIXES = (".txt", *ROW_READERS)
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text and a name that stays the same from run to run."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class CorpusFacts:
+    """What was read, so that two machines can tell whether they have the same text."""
+
+    documents: int
+    bytes: int
+    sha256: str
+    python: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the facts as JSON-able values."""
+        return asdict(self)
+
+
+def read(config: DataConfig) -> list[Document]:
+    """Read the whole corpus, in an order that only depends on names, cut after `max_bytes` bytes of UTF-8.
+
+    Raises FileNotFoundError when `path` does not exist, ConnectionError when the hub cannot be reached, and
+    ValueError when there is no text or the text field is missing. Each message is one line.
+    """
+    readers = {"stdlib": _stdlib_documents, "files": _file_documents, "hub": _hub_documents}
+    documents = [d for d in _limited(readers[config.source](config), config.max_bytes) if d.text]
+    if not documents:
+        raise ValueError(f"data.source={config.source}: the corpus has no text")
+    return documents
+
+
+def source_stamp(config: DataConfig) -> dict[str, Any]:
+    """Return what identifies the source without reading it: names, sizes and times of files, Python's version."""
+    if config.source == "stdlib":
+        return {"python": platform.python_version()}
+    if config.source == "files":
+        return {"files": [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in corpus_files(config)]}
+    return {"hub": [config.hub_name, config.hub_config, config.split]}
+
+
+def facts(documents: Iterable[Document]) -> CorpusFacts:
+    """Count documents and UTF-8 bytes and hash names and texts."""
+    digest = hashlib.sha256()
+    count = size = 0
+    for document in documents:
+        data = document.text.encode()
+        digest.update(f"{document.name}\0{len(data)}\0".encode())
+        digest.update(data)
+        count += 1
+        size += len(data)
+    return CorpusFacts(count, size, digest.hexdigest(), platform.python_version())
+
+
+def split(documents: list[Document], share: float) -> tuple[list[Document], list[Document]]:
+    """Split into (training, held out) by whole documents; `share` in (0, 1) of them is held out.
+
+    A document is held out when the hash of its name, read as a fraction, is below `share`: adding or removing other
+    documents never moves it. At least one document lands on each side; of a single document the end is held out.
+    """
+    ranks = {d.name: _fraction(d.name) for d in documents}
+    if len(ranks) == 1:
+        only = documents[0]
+        cut = max(1, min(len(only.text) - 1, round(len(only.text) * (1 - share))))
+        return [Document(only.name, only.text[:cut])], [Document(only.name, only.text[cut:])]
+    by_rank = sorted(ranks, key=lambda name: ranks[name])
+    below = sum(rank < share for rank in ranks.values())
+    held = set(by_rank[: max(1, min(len(by_rank) - 1, below))])
+    return [d for d in documents if d.name not in held], [d for d in documents if d.name in held]
+
+
+def corpus_files(config: DataConfig) -> list[Path]:
+    """Return the files of `data.path`: itself, or all of a folder that end in .txt, .jsonl or .parquet, sorted."""
+    root = _root(config)
+    if not root.exists():
+        raise FileNotFoundError(f"data.path={config.path}: no such file or folder")
+    found = sorted(p for p in root.rglob("*") if p.suffix in SUFFIXES) if root.is_dir() else [root]
+    if not found or found[0].suffix not in SUFFIXES:
+        raise ValueError(f"data.path={config.path}: no {', '.join(SUFFIXES)} file there")
+    return found
+
+
+def _stdlib_documents(_config: DataConfig) -> Iterator[Document]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = sorted(name for name in subfolders if name not in PRUNED)
+        for name in sorted(names):
+            if name.endswith(".py"):
+                path = Path(folder, name)
+                yield Document(path.relative_to(root).as_posix(), _text_of(path))
+
+
+def _file_documents(config: DataConfig) -> Iterator[Document]:
+    root = _root(config)
+    for path in corpus_files(config):
+        name = path.relative_to(root).as_posix() if root.is_dir() else path.name
+        if path.suffix == ".txt":
+            yield Document(name, _text_of(path))
+        else:
+            rows = _local_rows(path)
+            yield from _row_documents(rows, config.text_field, name, f"data.path={path}")
+
+
+def _local_rows(path: Path) -> Iterator[dict[str, Any]]:
+    import datasets
+
+    try:
+        reader = ROW_READERS[path.suffix]
+        yield from datasets.load_dataset(reader, data_files=str(path), split="train", streaming=True)
+    except (ValueError, RuntimeError) as error:  # what Arrow and datasets raise on a damaged file
+        raise ValueError(f"data.path={path}: cannot be read ({_one_line(error)})") from error
+
+
+def _hub_documents(config: DataConfig) -> Iterator[Document]:
+    where = f"data.hub_name={config.hub_name}"
+    yield from _row_documents(_hub_rows(config, where), config.text_field, str(config.hub_name), where)
+
+
+def _hub_rows(config: DataConfig, where: str) -> Iterator[dict[str, Any]]:
+    import datasets
+
+    try:
+        yield from datasets.load_dataset(config.hub_name, config.hub_config, split=config.split, streaming=True)
+    except OSError as error:
+        raise ConnectionError(f"{where}: cannot be reached ({_one_line(error)})") from error
+    except (ValueError, RuntimeError) as error:  # unknown configuration or split, damaged files
+        raise ValueError(f"{where}: cannot be read ({_one_line(error)})") from error
+
+
+def _row_documents(rows: Iterable[dict[str, Any]], field: str, name: str, where: str) -> Iterator[Document]:
+    """Yield one document a row. A row's name holds a hash of its text, so equal rows stay on one side of the split."""
+    for row in rows:
+        text = row.get(field)
+        if not isinstance(text, str):
+            raise ValueError(f"{where}: no text in the field {field!r} (fields: {', '.join(sorted(row))})")
+        yield Document(f"{name}:{hashlib.sha256(text.encode()).hexdigest()}", text)
+
+
+def _limited(documents: Iterable[Document], max_bytes: int | None) -> Iterator[Document]:
+    left = max_bytes
+    for document in documents:
+        if left is not None and len(data := document.text.encode()) >= left:
+            yield Document(document.name, data[:left].decode(errors="ignore"))
+            return
+        if left is not None:
+            left -= len(data)
+        yield document
+
+
+def _root(config: DataConfig) -> Path:
+    return Path(config.path or "no data.path").expanduser()
+
+
+def _text_of(path: Path) -> str:
+    return path.read_bytes().decode(errors="replace")
+
+
+def _fraction(name: str) -> float:
+    """Return a hash of `name` as a number in [0, 1)."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6]) / 2**48
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

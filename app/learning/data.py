@@ -1,0 +1,182 @@
+"""From text to packed samples on disk, memory-mapped by every process that trains or evaluates.
+
+`prepare` writes a folder: `train/` and `heldout/` (datasets of rows of `seq_len` token ids), `tokenizer/`,
+`token_bytes.npy` and, last, `manifest.json`. A folder without a manifest, or with one of other settings, is rebuilt.
+
+Rows overlap by one token, so that every token but the stream's first is predicted exactly once:
+row i holds tokens i·(S−1) to i·(S−1)+S−1 of the stream "eos text eos text eos …" (S = seq_len).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.config import DataConfig
+from app.learning import corpus, tokenizer
+from app.learning.reference import gzip_bits_per_byte
+from app.learning.rows import TokenRows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+FORMAT = 1
+"""Counts changes of what is written, so that folders of older code are rebuilt."""
+MANIFEST = "manifest.json"
+PARTS = ("train", "heldout", "tokenizer", "token_bytes.npy")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prepared folder holds. Equal `samples_sha256` means equal training samples, on any machine."""
+
+    fingerprint: str
+    corpus: dict[str, Any]
+    vocab: int
+    eos_id: int
+    seq_len: int
+    train_samples: int
+    heldout_samples: int
+    heldout_documents: int
+    heldout_bytes: int
+    bytes_per_token: float
+    gzip_bits_per_byte: float
+    samples_sha256: str
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A prepared folder, opened: token rows [N, S] memory-mapped, and the UTF-8 bytes of each token [V]."""
+
+    folder: Path
+    manifest: Manifest
+    train: TokenRows
+    heldout: TokenRows
+    token_bytes: npt.NDArray[np.int32]
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Load the tokenizer (imports transformers)."""
+        return tokenizer.load(self.folder / "tokenizer")
+
+
+def prepare(config: DataConfig, out_dir: Path) -> PreparedData:
+    """Tokenise, pack and save the corpus of `config` to `out_dir`, unless it is there already; return it opened.
+
+    Raises what `corpus.read` and `tokenizer.build` raise, and ValueError when a side of the split is too small for
+    one row of `seq_len` tokens.
+    """
+    fingerprint = _fingerprint(config)
+    found = _read_manifest(out_dir)
+    if found is not None and found.fingerprint == fingerprint:
+        return load(out_dir)
+    _clear(out_dir)
+    _write_manifest(_build(config, out_dir, fingerprint), out_dir)
+    return load(out_dir)
+
+
+def load(out_dir: Path) -> PreparedData:
+    """Open a prepared folder. Raises FileNotFoundError when it is not complete."""
+    manifest = _read_manifest(out_dir)
+    if manifest is None:
+        raise FileNotFoundError(f"{out_dir}: no prepared data there ({MANIFEST} is missing or damaged)")
+    return PreparedData(
+        folder=out_dir,
+        manifest=manifest,
+        train=TokenRows.open(out_dir / "train"),
+        heldout=TokenRows.open(out_dir / "heldout"),
+        token_bytes=np.load(out_dir / "token_bytes.npy"),
+    )
+
+
+def pack(tokens: tokenizer.TokenIds, seq_len: int) -> tokenizer.TokenIds:
+    """Cut a stream of tokens [T] into rows [N, S] that overlap by one token; the rest of the stream is left out."""
+    if len(tokens) < seq_len:
+        return tokens[:0].reshape(0, seq_len)
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, seq_len)
+    return np.ascontiguousarray(windows[:: seq_len - 1])
+
+
+def _build(config: DataConfig, out_dir: Path, fingerprint: str) -> Manifest:
+    documents = corpus.read(config)
+    train, heldout = corpus.split(documents, config.heldout_share)
+    tokens = tokenizer.build(config.tokenizer, [d.text for d in train], config.vocab)
+    packed = {}
+    for name, side in (("train", train), ("heldout", heldout)):
+        packed[name] = _packed(config, tokens, [d.text for d in side])
+        if len(packed[name]) == 0:
+            raise ValueError(f"data.seq_len={config.seq_len}: the {name} text is shorter than one sample")
+        TokenRows.save(packed[name], out_dir / name)
+    tokens.save_pretrained(str(out_dir / "tokenizer"))
+    sizes = tokenizer.token_bytes(tokens)
+    np.save(out_dir / "token_bytes.npy", sizes)
+    heldout_text = "".join(d.text for d in heldout).encode()
+    train_bytes = int(sizes[packed["train"][:, 1:]].sum(dtype=np.int64))
+    return Manifest(
+        fingerprint=fingerprint,
+        corpus=corpus.facts(documents).as_dict(),
+        vocab=len(tokens),
+        eos_id=int(tokens.eos_token_id),
+        seq_len=config.seq_len,
+        train_samples=len(packed["train"]),
+        heldout_samples=len(packed["heldout"]),
+        heldout_documents=len(heldout),
+        heldout_bytes=len(heldout_text),
+        bytes_per_token=train_bytes / packed["train"][:, 1:].size,
+        gzip_bits_per_byte=gzip_bits_per_byte(heldout_text),
+        samples_sha256=hashlib.sha256(packed["train"].tobytes()).hexdigest(),
+    )
+
+
+def _packed(config: DataConfig, tokens: PreTrainedTokenizerFast, texts: list[str]) -> tokenizer.TokenIds:
+    ids = tokenizer.encode(tokens, config.tokenizer, texts)
+    return pack(np.concatenate([ids[-1:], ids]), config.seq_len)
+
+
+def _fingerprint(config: DataConfig) -> str:
+    """Hash what decides the content: the source as it is now and the settings of splitting, tokenizer and packing."""
+    content = {
+        "format": FORMAT,
+        "stamp": corpus.source_stamp(config),
+        "words": tokenizer.WORDS,
+        **{key: value for key, value in asdict(config).items() if key not in _NOT_CONTENT},
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+_NOT_CONTENT = frozenset({"block_samples", "leases_ahead", "eval_samples"})
+
+
+def _read_manifest(out_dir: Path) -> Manifest | None:
+    try:
+        return Manifest(**json.loads((out_dir / MANIFEST).read_text()))
+    except (FileNotFoundError, json.JSONDecodeError, TypeError):
+        return None
+
+
+def _write_manifest(manifest: Manifest, out_dir: Path) -> None:
+    temporary = out_dir / f"{MANIFEST}.tmp"
+    with temporary.open("w") as file:
+        json.dump(asdict(manifest), file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(out_dir / MANIFEST)
+
+
+def _clear(out_dir: Path) -> None:
+    """Remove the manifest first, then what it vouched for."""
+    (out_dir / MANIFEST).unlink(missing_ok=True)
+    for part in PARTS:
+        path = out_dir / part
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    out_dir.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,1 @@
+"""A run's folder, event tape, summary, journal, tracking and terminal."""

@@ -1,0 +1,224 @@
+"""The syncer's durable memory: one record a merge, compacted into snapshots.
+
+    journal/<seq>.safetensors     one record; sequence numbers rise by one
+    snapshot-<seq>.safetensors    everything up to and including <seq>
+    latest.json                   names the newest snapshot; written after it
+
+A writer first claims an epoch, by a record of its own. Records are created exclusively, so of two writers only
+one can publish a sequence number: the one that was replaced meets the claim of its successor and gets `Fenced`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from app.run.record import Record, RecordDamaged, decode, encode
+from app.run.storage import Store
+
+_log = logging.getLogger(__name__)
+
+_RECORDS = "journal/"
+_SNAPSHOTS = "snapshot-"
+_SUFFIX = ".safetensors"
+_POINTER = "latest.json"
+
+
+class Fenced(RuntimeError):
+    """Another writer claimed a later epoch: this one must stop writing, for good."""
+
+
+class JournalDamaged(RuntimeError):
+    """A record that others build on is missing or garbled: what came after it can't be trusted."""
+
+
+class Journal:
+    """Records and snapshots in one store (`<run.dir>/checkpoints`). One thread at a time."""
+
+    def __init__(self, store: Store, keep: int) -> None:
+        """`keep`: snapshots to keep. With two or more, a damaged newest one costs nothing."""
+        self.epoch = 0
+        """The epoch that this writer claimed; 0 before."""
+        self.dropped: list[str] = []
+        """Names of torn last records and damaged snapshots that were left out, newest last."""
+        self._store = store
+        self._keep = keep
+        self._seq = 0
+        self._writer = uuid.uuid4().hex
+
+    @property
+    def seq(self) -> int:
+        """Sequence number of the newest record that this writer appended (its claim included)."""
+        return self._seq
+
+    def claim_epoch(self) -> int:
+        """Become the one writer: claim the last epoch + 1, durably. Older writers get `Fenced` from now on.
+
+        A torn last record is removed. Call `load` after this, so that nothing is added behind it.
+
+        Raises:
+            OSError: the store can't be written.
+        """
+        while True:
+            seq, epoch = self._newest()
+            claim = Record(seq + 1, epoch + 1, self._writer, True, {}, {})
+            try:
+                self._store.create(_record_name(claim.seq), encode(claim))
+            except FileExistsError:
+                continue  # the old writer, or another new one, was quicker: look again
+            self._seq, self.epoch = claim.seq, claim.epoch
+            return self.epoch
+
+    def append(self, meta: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> int:
+        """Add one record; it is durable on return. Returns its sequence number.
+
+        Raises:
+            Fenced: another writer claimed a later epoch.
+            OSError: the store can't be written; nothing was added, and the same call may be made again later.
+            ValueError: no epoch was claimed, or metadata that is not JSON.
+        """
+        self._must_have_claimed()
+        record = Record(self._seq + 1, self.epoch, self._writer, False, dict(meta), dict(tensors))
+        name, data = _record_name(record.seq), encode(record)
+        try:
+            self._store.create(name, data)
+        except FileExistsError:
+            if not self._is_own(name):
+                raise Fenced(f"epoch {self.epoch} has been replaced: {name} is another writer's") from None
+            # An attempt that was reported as failed did arrive. Nobody was told of it: put this one there.
+            self._store.write(name, data)
+        self._seq = record.seq
+        return record.seq
+
+    def snapshot(self, meta: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> int:
+        """Write the whole state after the newest record, then the pointer, then remove what is superfluous.
+
+        Records go only when the oldest kept snapshot covers them. Returns the snapshot's sequence number.
+
+        Raises:
+            Fenced, OSError, ValueError: as `append`; the journal is whole whenever this fails.
+        """
+        self._must_have_claimed()
+        if self._store.exists(_record_name(self._seq + 1)) and not self._is_own(_record_name(self._seq + 1)):
+            raise Fenced(f"epoch {self.epoch} has been replaced")
+        record = Record(self._seq, self.epoch, self._writer, False, dict(meta), dict(tensors))
+        name = f"{_SNAPSHOTS}{record.seq:012d}{_SUFFIX}"
+        self._store.write(name, encode(record))
+        self._store.write(_POINTER, json.dumps({"snapshot": name, "epoch": self.epoch}).encode())
+        self._compact()
+        return record.seq
+
+    def load(self) -> tuple[Record | None, list[Record]]:
+        """The newest usable snapshot, if any, and all records after it, oldest first. Claims are left out.
+
+        A damaged last record is left out and named in `dropped`; so is a damaged snapshot when an older one,
+        with the records after it, does as well.
+
+        Raises:
+            JournalDamaged: a record in the middle is missing or garbled, or no snapshot fits the records.
+        """
+        seqs = self._record_seqs()
+        snapshot = self._base(seqs)
+        later = [seq for seq in seqs if snapshot is None or seq > snapshot.seq]
+        return snapshot, [record for record in self._records(later) if not record.claim]
+
+    def _base(self, seqs: list[int]) -> Record | None:
+        """The snapshot to start from, or None where the records tell everything."""
+        for name in self._snapshot_names():
+            snapshot = self._snapshot(name)
+            if snapshot is not None:
+                later = [seq for seq in seqs if seq > snapshot.seq]
+                if not later or later[0] == snapshot.seq + 1:
+                    return snapshot
+        if seqs[:1] != [1] and (seqs or self._store.names(_SNAPSHOTS)):
+            raise JournalDamaged("no snapshot can be read that the records follow on")
+        return None
+
+    def _records(self, seqs: list[int]) -> list[Record]:
+        records: list[Record] = []
+        for i, seq in enumerate(seqs):
+            if i > 0 and seq != seqs[i - 1] + 1:
+                raise JournalDamaged(f"{_record_name(seq - 1)} is missing")
+            record = self._record(seq, is_last=i == len(seqs) - 1)
+            records += [record] if record else []
+        return records
+
+    def _record(self, seq: int, *, is_last: bool) -> Record | None:
+        """One record; None for a torn last one."""
+        name = _record_name(seq)
+        try:
+            return decode(self._store.read(name))
+        except RecordDamaged as error:
+            if not is_last:
+                raise JournalDamaged(f"{name}: {error}") from error
+            self._drop(name, error)
+            return None
+
+    def _newest(self) -> tuple[int, int]:
+        """Highest sequence number and epoch in use; zeros when empty. A torn last record is removed."""
+        seqs = self._record_seqs()
+        found = [self._base(seqs)]
+        if seqs:
+            found.append(self._record(seqs[-1], is_last=True))
+            if found[-1] is None:
+                self._store.delete(_record_name(seqs[-1]))
+                found += [self._record(seq, is_last=False) for seq in seqs[-2:-1]]
+        whole = [record for record in found if record is not None]
+        return max((r.seq for r in whole), default=0), max((r.epoch for r in whole), default=0)
+
+    def _snapshot(self, name: str) -> Record | None:
+        try:
+            return decode(self._store.read(name))
+        except (RecordDamaged, FileNotFoundError) as error:
+            self._drop(name, error)
+            return None
+
+    def _snapshot_names(self) -> list[str]:
+        """Snapshots in the order to try them: the one that the pointer names, then newest first."""
+        names = self._store.names(_SNAPSHOTS)[::-1]
+        try:
+            pointed = json.loads(self._store.read(_POINTER))["snapshot"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return names
+        return [pointed, *(name for name in names if name != pointed)]
+
+    def _compact(self) -> None:
+        names = self._store.names(_SNAPSHOTS)
+        for name in names[: -self._keep]:
+            self._store.delete(name)
+        if len(names) >= self._keep:
+            covered = _seq_of(names[-self._keep])
+            for seq in self._record_seqs():
+                if seq <= covered:
+                    self._store.delete(_record_name(seq))
+
+    def _record_seqs(self) -> list[int]:
+        return [_seq_of(name) for name in self._store.names(_RECORDS) if name.endswith(_SUFFIX)]
+
+    def _is_own(self, name: str) -> bool:
+        try:
+            return decode(self._store.read(name)).writer == self._writer
+        except RecordDamaged:
+            return False
+
+    def _drop(self, name: str, error: Exception) -> None:
+        if name not in self.dropped:
+            _log.warning("left out %s: %s", name, error)
+            self.dropped.append(name)
+
+    def _must_have_claimed(self) -> None:
+        if self.epoch == 0:
+            raise ValueError("claim an epoch before writing")
+
+
+def _record_name(seq: int) -> str:
+    return f"{_RECORDS}{seq:012d}{_SUFFIX}"
+
+
+def _seq_of(name: str) -> int:
+    return int(name.removesuffix(_SUFFIX).rpartition("/")[2].removeprefix(_SNAPSHOTS))

@@ -1,0 +1,81 @@
+"""The event tape: `events.jsonl`, one JSON object per line, appended by one writer at a time."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Tape:
+    """Appends events to a file of this machine. Any thread may write.
+
+    Every event has `kind`, `at` (unix time, seconds) and `t` (seconds since the tape's first event). A line
+    that a kill cut short is closed when the tape is opened again, so that it spoils nothing after it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        size = os.fstat(self._file).st_size
+        self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
+        first = next(iter(read(path)[0]), None) if size else None
+        self._start: float | None = float(first["at"]) if first else None
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Add one event. NaN and infinities become null, as JSON has no word for them.
+
+        Raises:
+            TypeError: a field that JSON can't hold.
+            OSError: the disk is full or gone; the next event starts on a line of its own.
+        """
+        at = time.time()
+        with self._lock:
+            self._start = at if self._start is None else self._start
+            event = {"kind": kind, "at": at, "t": at - self._start, **fields}
+            line = (json.dumps(_finite(event), allow_nan=False) + "\n").encode()
+            if self._torn:
+                line = b"\n" + line
+            written = os.write(self._file, line)
+            self._torn = written < len(line)
+            if self._torn:
+                raise OSError(errno.ENOSPC, "an event was cut short")
+
+    def close(self) -> None:
+        """Give the file back."""
+        os.close(self._file)
+
+
+def read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """All whole events of a tape, oldest first, and how many torn lines were skipped."""
+    events: list[dict[str, Any]] = []
+    torn = 0
+    for line in path.read_bytes().splitlines():
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+        except ValueError:
+            torn += 1
+            continue
+        if isinstance(event, dict):
+            events.append(event)
+        else:
+            torn += 1
+    return events, torn
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

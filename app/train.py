@@ -1,0 +1,47 @@
+"""One run from the command line: `python -m app.train [key=value ...]`.
+
+The driver is thin: it checks the configuration, prepares data and version 0, starts or attaches the run's actors and
+shows how they get on. It may die; the run does not depend on it on a cluster that it does not own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from app.config import Config, ConfigError, as_yaml, describe, load
+
+EXIT_FAILED = 1
+EXIT_WRONG_CONFIG = 2
+
+
+def main(arguments: list[str]) -> int:
+    """Run, and return the exit code: 0 only when the budget was reached and `model/` was written."""
+    if any(argument in ("-h", "--help") for argument in arguments):
+        print(describe())
+        return 0
+    show = "--cfg" in arguments
+    try:
+        config = load([argument for argument in arguments if argument not in ("--cfg", "job")])
+        if show:
+            print(as_yaml(config), end="")
+            return 0
+        return _run(config)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_WRONG_CONFIG
+
+
+def _run(config: Config) -> int:
+    from actors.driver import Driver  # slow to import: torch and Ray
+
+    return Driver(config).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Hydra configuration groups. The schema and every default live in `app.config`."""

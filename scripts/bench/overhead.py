@@ -1,0 +1,287 @@
+"""What the fleet costs a learner: `python scripts/bench/overhead.py [--seconds S]`.
+
+A real run with one learner, and the same inner loop on the same data in a plain process without Ray. Both are pinned
+to one core and run in turn for some seconds each (SIGSTOP and SIGCONT); syncer, supervisor and all the rest have the
+other core. The last line is JSON: `ratio` is the median, over pairs of windows, of tokens/s with to tokens/s without;
+`ratio_cpu` is the same with seconds of CPU time for seconds, which other work on the machine disturbs less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    RAY_USAGE_STATS_ENABLED="0",
+    RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
+    RAY_worker_niceness="0",  # Ray makes its workers nice, and the plain process is not
+    TOKENIZERS_PARALLELISM="false",
+    OMP_NUM_THREADS="1",
+)
+
+import psutil
+import ray
+import torch
+
+from actors.driver import prepare_run
+from actors.spec import SYNCER, RunSpec
+from actors.start import start_or_attach
+from app.config import Config, load
+from app.learning import data as prepared
+from app.learning.blocks import Permutation
+from app.learning.inner import InnerLoop
+from app.learning.model import build_model
+from app.learning.schedule import learning_rate, rejoin_factor
+from app.run.folder import open_folder
+
+LEARNER = "learner-0"
+NEVER = 10**12
+WARM_STEPS = 30
+START_S = 120.0
+CALL_S = 10.0
+SETTLE_S = 0.5
+"""The first moments after a SIGCONT do not count: caches are cold, and what piled up meanwhile is dealt with."""
+EDGE_POLL_S = 0.004
+END_S = 15.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a process was in one window."""
+
+    per_s: float
+    """Steps a second."""
+    per_cpu_s: float
+    """Steps a second of its CPU time, all threads together."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A process that makes steps, and how to read its counter."""
+
+    pid: int
+    steps: Callable[[], int]
+
+    @contextlib.contextmanager
+    def running(self, core: int) -> Iterator[None]:
+        """Let it run, all its threads on this core."""
+        pin(self.pid, core)
+        os.kill(self.pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGSTOP)
+
+    def edge(self) -> tuple[int, float]:
+        """Wait for the end of the step under way: the steps made by then, and when."""
+        before = self.steps()
+        while (steps := self.steps()) == before:
+            time.sleep(EDGE_POLL_S)
+        return steps, time.monotonic()
+
+    def pace(self, seconds: float) -> Pace:
+        """Whole steps, over about `seconds`."""
+        time.sleep(SETTLE_S)
+        first, start = self.edge()
+        cpu_start = self._cpu_s()
+        time.sleep(seconds)
+        last, end = self.edge()
+        return Pace((last - first) / (end - start), (last - first) / (self._cpu_s() - cpu_start))
+
+    def _cpu_s(self) -> float:
+        """CPU time of all its threads so far."""
+        return sum(int((t / "schedstat").read_text().split()[0]) for t in threads(self.pid)) / 1e9
+
+
+def threads(pid: int) -> list[Path]:
+    """A folder of /proc for each thread of a process."""
+    return list(Path(f"/proc/{pid}/task").iterdir())
+
+
+def pin(pid: int, core: int) -> None:
+    """Put every thread of a process on one core."""
+    for thread in threads(pid):
+        with contextlib.suppress(ProcessLookupError):  # a thread may end meanwhile
+            os.sched_setaffinity(int(thread.name), {core})
+
+
+def bare_process(config: Config, folder: Path, core: int, steps: Synchronized[int]) -> None:
+    """The loop in a thread beside the main one, as a learner's: memory of the main thread is handled differently."""
+    os.setsid()  # as Ray's processes: the kernel shares the cores out by session
+    os.sched_setaffinity(0, {core})
+    loop = threading.Thread(target=bare_loop, args=(config, folder, steps))
+    loop.start()
+    loop.join()
+
+
+def bare_loop(config: Config, folder: Path, steps: Synchronized[int]) -> None:
+    """The learner's inner loop alone: same model, data, order and schedule, without Ray, replica or link."""
+    torch.set_num_threads(1)
+    data, train = prepared.load(folder), config.train
+    loop = InnerLoop(build_model(config.model, data.manifest.vocab, config.data.seq_len, config.run.seed), train)
+    tokens = 0
+    for rows in order(config, len(data.train)):
+        batches = list(data.train.take(rows).split(train.batch_size))
+        lr = learning_rate(tokens, train) * rejoin_factor(steps.value, train.rejoin_warmup_steps)
+        tokens += loop.step(batches, lr, contextlib.nullcontext()).tokens
+        steps.value += 1
+
+
+def order(config: Config, samples: int) -> Iterator[Any]:
+    """The samples of one step after the other, int64 [B · accumulation], in the order of the run's permutation."""
+    permutation = Permutation(config.run.seed, samples, config.data.block_samples)
+    count = config.train.batch_size * config.train.accumulation
+    epoch = 0
+    while True:
+        for block in range(permutation.blocks):
+            rows = permutation.indices(epoch, block)
+            yield from (rows[i : i + count] for i in range(0, len(rows) - count + 1, count))
+        epoch += 1
+
+
+def start_learner(spec: RunSpec) -> Runner:
+    """A run with one learner on a Ray of its own."""
+    options = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
+    ray.init(address="local", num_cpus=2, namespace=spec.namespace, **options)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ray.init sets one of its own
+    start_or_attach(spec)
+    learner = find(LEARNER, spec)
+    pid = ray.get(learner.pid.remote(), timeout=START_S)
+    return Runner(pid, lambda: int(ray.get(learner.status.remote(), timeout=CALL_S).steps))
+
+
+def find(name: str, spec: RunSpec) -> Any:
+    """The handle of an actor of the run, once there is one."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            return ray.get_actor(name, namespace=spec.namespace)
+        except ValueError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(EDGE_POLL_S)
+
+
+@contextlib.contextmanager
+def start_bare(spec: RunSpec, core: int) -> Iterator[Runner]:
+    """The plain process."""
+    context = multiprocessing.get_context("spawn")
+    steps = context.Value("q", 0, lock=False)
+    process = context.Process(target=bare_process, args=(spec.config, spec.data, core, steps), daemon=True)
+    process.start()
+    assert process.pid is not None  # it was started
+    try:
+        yield Runner(process.pid, lambda: int(steps.value))
+    finally:
+        process.kill()
+        process.join()
+
+
+def warm_up(runner: Runner, core: int) -> None:
+    """Let it run until it makes steps at its usual pace."""
+    deadline = time.monotonic() + START_S
+    with runner.running(core):
+        while runner.steps() < WARM_STEPS:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {runner.pid} did not make {WARM_STEPS} steps in {START_S} s")
+            time.sleep(EDGE_POLL_S * 10)
+
+
+def measure(learner: Runner, bare: Runner, core: int, pairs: int, window_s: float) -> list[tuple[Pace, Pace]]:
+    """The paces with and without, in windows that take turns as with, without, without, with, ..."""
+    paces = []
+    for pair in range(pairs):
+        found = {}
+        for runner in (learner, bare) if pair % 2 == 0 else (bare, learner):
+            with runner.running(core):
+                found[runner.pid] = runner.pace(window_s)
+        paces.append((found[learner.pid], found[bare.pid]))
+        print(f"steps/s with {paces[-1][0].per_s:.2f}, without {paces[-1][1].per_s:.2f}", flush=True)
+    return paces
+
+
+def merges(spec: RunSpec) -> int:
+    """Merges of the run by now."""
+    return int(ray.get(find(SYNCER, spec).status.remote(), timeout=CALL_S).merges)
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """End the run's Ray and wait for every process below this one, also for those that are stopped."""
+    try:
+        yield
+    finally:
+        below = psutil.Process().children(recursive=True)
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        ray.shutdown()
+        for process in psutil.wait_procs(below, timeout=END_S)[1]:
+            process.kill()
+
+
+def report(config: Config, cores: list[int], paces: list[tuple[Pace, Pace]], merged: int) -> dict[str, Any]:
+    """The figures."""
+    per_step = config.train.batch_size * config.train.accumulation * config.data.seq_len
+    ratios = [with_run.per_s / without.per_s for with_run, without in paces]
+    cpu_ratios = [with_run.per_cpu_s / without.per_cpu_s for with_run, without in paces]
+    return {
+        "ratio": round(statistics.median(ratios), 4),
+        "ratio_min": round(min(ratios), 4),
+        "ratio_max": round(max(ratios), 4),
+        "ratio_cpu": round(statistics.median(cpu_ratios), 4),
+        "tokens_per_s_with": round(per_step * statistics.median(with_run.per_s for with_run, _ in paces)),
+        "tokens_per_s_without": round(per_step * statistics.median(without.per_s for _, without in paces)),
+        "windows": len(paces),
+        "merges": merged,
+        "cores": cores,
+    }
+
+
+def run(seconds: float, window_s: float) -> dict[str, Any]:
+    """Start both, measure for about `seconds`, end both."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise SystemExit("two cores are needed")
+    os.sched_setaffinity(0, cores[1:])  # whatever is started from here on inherits it
+    pairs = max(2, round(seconds / 2 / (window_s + SETTLE_S)))
+    with tempfile.TemporaryDirectory() as folder, nothing_left():
+        quiet = [f"train.tokens={NEVER}", f"eval.every_tokens={NEVER}", f"diloco.hang_min_s={NEVER}"]
+        config = load(["learners=1", f"run.dir={folder}/run", *quiet])
+        spec = prepare_run(config, open_folder(config))
+        print("starting a run with one learner ...", flush=True)
+        learner = start_learner(spec)
+        warm_up(learner, cores[0])
+        print("starting the bare loop ...", flush=True)
+        with start_bare(spec, cores[0]) as bare:
+            warm_up(bare, cores[0])
+            before = merges(spec)
+            paces = measure(learner, bare, cores[0], pairs, window_s)
+            return report(spec.config, cores, paces, merges(spec) - before)
+
+
+def main() -> None:
+    """Print the figures as JSON on the last line."""
+    parser = argparse.ArgumentParser(description="What the fleet costs a learner.")
+    parser.add_argument("--seconds", type=float, default=70.0, help="seconds of measuring, all windows together")
+    parser.add_argument("--window", type=float, default=4.0, help="seconds of one window")
+    arguments = parser.parse_args()
+    print(json.dumps(run(arguments.seconds, arguments.window)))
+
+
+if __name__ == "__main__":
+    main()

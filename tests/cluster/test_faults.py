@@ -1,0 +1,167 @@
+"""Real faults on a living run: what dies, hangs or lies costs its own work and nothing else.
+
+The tests of this module share one run and leave it training.
+"""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+import ray
+
+from actors.spec import LEDGER, SUPERVISOR, SYNCER
+from tests.cluster.harness import LiveRun, kill, wait_for
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def run(cluster, tmp_path_factory):
+    live = LiveRun(tmp_path_factory.mktemp("faults") / "run", ["learners=3"])
+    yield live
+    live.close()
+
+
+@pytest.fixture(autouse=True)
+def _training(run):
+    run.wait_training()
+
+
+def test_a_killed_learner_comes_back_under_a_new_incarnation_and_merges_go_on(run):
+    victim, witness = run.learner("learner-1"), run.learner("learner-0")
+    struck = time.time()
+    kill(victim.pid)
+    run.wait_merges(4)  # without it
+    back = wait_for(
+        "learner-1 is back", lambda: (s := run.status("learner-1")) and s.incarnation > victim.incarnation and s
+    )
+    assert back.pid != victim.pid
+    wait_for("its work is merged again", lambda: run.merged_since(struck, "learner-1", back.incarnation))
+    assert not run.merged_since(run.events("leave")[-1]["at"], "learner-1", victim.incarnation)
+    assert run.learner("learner-0").pid == witness.pid
+    assert run.learner("learner-0").steps > witness.steps
+    assert run.syncer().work_exact
+
+
+def test_a_frozen_learner_holds_nobody_up_and_merges_nothing_stale_when_it_thaws(run):
+    frozen = run.learner("learner-2")
+    os.kill(frozen.pid, signal.SIGSTOP)
+    try:
+        run.wait_merges(6)
+        stale_from = {entry["version"] for entry in run.events("merge")[-2:]}
+        assert stale_from
+    finally:
+        os.kill(frozen.pid, signal.SIGCONT)
+    thawed = time.time()
+    wait_for(
+        "learner-2 goes on or is replaced",
+        lambda: (
+            (s := run.status("learner-2")) and s.incarnation and run.merged_since(thawed, "learner-2", s.incarnation)
+        ),
+    )
+    assert run.syncer().work_exact
+
+
+def test_a_learner_that_hangs_is_replaced(run):
+    """Frozen for longer than its deadline, and never thawed: the supervisor ends it and Ray starts it anew."""
+    frozen = run.learner("learner-2")
+    os.kill(frozen.pid, signal.SIGSTOP)
+    back = wait_for(
+        "learner-2 is replaced", lambda: (s := run.status("learner-2")) and s.incarnation > frozen.incarnation and s
+    )
+    assert back.pid != frozen.pid
+    assert not psutil.pid_exists(frozen.pid)
+    fault = [event for event in run.events("fault") if event["target"] == "learner-2"][-1]
+    assert fault["fault"] == "hang"
+    assert run.syncer().work_exact
+
+
+def test_a_killed_syncer_costs_merges_not_steps(run):
+    before = run.syncer()
+    steps = {name: run.learner(name).steps for name in run.config.learner_ids}
+    kill(before.pid)
+    during = {
+        name: wait_for(
+            f"{name} steps on", lambda name=name: (s := run.status(name)) and s.steps > steps[name] and s.steps
+        )
+        for name in run.config.learner_ids
+    }
+    assert all(during[name] > steps[name] for name in steps)
+    after = wait_for("the syncer is back", lambda: (s := run.status(SYNCER)) and s.pid != before.pid and s)
+    assert after.epoch == before.epoch + 1
+    assert all(new >= old for new, old in zip(after.versions, before.versions, strict=True))
+    assert after.tokens >= 0
+    run.wait_merges(4)
+    assert run.learner("learner-0").incarnation == 1  # nobody had to join again
+    assert run.syncer().work_exact
+    seen = {}
+    for merge in run.events("merge"):
+        assert merge["version"] == seen.get(merge["fragment"], 0) + 1
+        seen[merge["fragment"]] = merge["version"]
+
+
+def test_a_killed_ledger_costs_nothing(run):
+    steps = run.learner("learner-0").steps
+    pid = run.call(LEDGER, "pid")
+    kill(pid)
+    wait_for("the ledger is back", lambda: (new := run.try_call(LEDGER, "pid")) and new != pid)
+    blocks = run.config.data.block_samples // run.config.train.batch_size
+    wait_for("more steps than were leased", lambda: run.learner("learner-0").steps > steps + 4 * blocks)
+
+
+def test_a_killed_supervisor_goes_on_where_it_was(run):
+    incarnations = {name: run.learner(name).incarnation for name in run.config.learner_ids}
+    pid = run.call(SUPERVISOR, "pid")
+    kill(pid)
+    wait_for("the supervisor is back", lambda: (new := run.try_call(SUPERVISOR, "pid")) and new != pid)
+    wait_for("it sees the run", lambda: (s := run.status(SUPERVISOR)) and s.phase == "running")
+    run.wait_merges(4)
+    assert {name: run.learner(name).incarnation for name in run.config.learner_ids} == incarnations
+    assert len(run.events("run_started")) == 1
+
+
+def test_garbage_is_refused_and_harms_nothing(run):
+    from dataclasses import replace
+
+    import numpy as np
+
+    from app.diloco.messages import Contribution, Report, Sender
+
+    syncer = run.syncer()
+    sender = Sender(run.spec.run_id, syncer.epoch, "learner-0", run.learner("learner-0").incarnation)
+    nothing = Report(sender, 10**9, 0, 0, 0, 0, 0.1, 1.0, (0, 0), ({}, {}), (0, 0))
+    garbage = Contribution(sender, 0, 10**9, 0, 1, 64, "fp32", np.zeros(3, np.uint8), nothing)
+    stale = replace(sender, incarnation=0)
+    foreign = replace(sender, run_id="another")
+    for bad in (replace(garbage, sender=stale), replace(garbage, sender=foreign)):
+        run.call(SYNCER, "contribute", replace(bad, report=replace(nothing, sender=bad.sender)))
+    run.call(SYNCER, "contribute", replace(garbage, fragment=99))
+    after = run.syncer()
+    assert after.refusals["incarnation"] > syncer.refusals.get("incarnation", 0)
+    assert after.refusals["foreign"] > syncer.refusals.get("foreign", 0)
+    run.wait_merges(2)
+    assert run.syncer().work_exact
+
+
+def test_the_run_ends_with_a_balanced_account_and_leaves_nothing_behind(run):
+    pids = run.pids()
+    summary = run.finish()
+    assert summary["status"] == "stopped"
+    work = summary["work"]
+    assert work["outstanding"] == 0
+    assert work["processed"] == work["merged"] + sum(work["discarded"].values())
+    assert summary["syncer"]["incarnations"] == 2
+    assert summary["learners"]["learner-1"]["incarnations"] == 2
+    assert {fault["kind"] for fault in summary["faults"]} >= {"died", "hang"}
+    wait_for("all processes of the run are gone", lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    for name in (*run.config.learner_ids, SYNCER, SUPERVISOR, LEDGER):
+        with pytest.raises(ValueError):
+            run.actor(name)
+    names = {run.spec.group_name(name) for name in run.config.learner_ids}
+    from ray.util import placement_group_table
+
+    left = [entry for entry in placement_group_table().values() if entry["name"] in names]
+    assert all(entry["state"] == "REMOVED" for entry in left)
+    assert ray.is_initialized()

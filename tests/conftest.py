@@ -1,0 +1,31 @@
+"""What every test relies on: no usage statistics, no process left behind."""
+
+import os
+import time
+
+import psutil
+import pytest
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["WANDB_SILENT"] = "true"
+
+REAP_S = 15.0
+
+
+def _descendants() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _leaves_no_process_behind():
+    """Processes that a test started must end with the session; what does not is ended here and fails the session."""
+    yield
+    deadline = time.monotonic() + REAP_S
+    while (left := _descendants()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    names = [" ".join(p.cmdline()[:4]) for p in left if p.is_running()]
+    for process in left:
+        process.kill()
+    assert not names, f"left running: {names}"

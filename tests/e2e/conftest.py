@@ -1,0 +1,102 @@
+"""Runs the command line as a user does, in processes of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster.harness import wait_for
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "model=micro",
+    "data.tokenizer=bytes",
+    "data.max_bytes=60000",
+    "data.heldout_share=0.2",
+    "data.seq_len=32",
+    "data.block_samples=32",
+    "train.batch_size=2",
+    "train.warmup_tokens=1000",
+    "eval.sample_tokens=8",
+    "diloco.fragments=2",
+    "diloco.sync_interval=40",
+    "diloco.overlap_steps=4",
+    "learners=2",
+]
+
+
+class Command:
+    """`python -m app.train` in the background."""
+
+    def __init__(self, folder: Path, *overrides: str, env: dict[str, str] | None = None):
+        self.folder = folder
+        self.log = folder.parent / f"{folder.name}.{len(list(folder.parent.glob('*.log')))}.log"
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "app.train", *SMALL, f"run.dir={folder}", *overrides],
+                cwd=ROOT,
+                env={**{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}, **(env or {})},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait(self, seconds: float = 150.0) -> int:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds} s:\n{self.output}") from None
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def events(self, kind: str) -> list[dict]:
+        path = self.folder / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        found = []
+        for line in lines:
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue  # being written
+        return [event for event in found if event["kind"] == kind]
+
+    def wait_merges(self, count: int) -> None:
+        def look() -> bool:
+            assert self.process.poll() is None, self.output
+            return len(self.events("merge")) >= count
+
+        wait_for(f"{count} merges", look, 150.0)
+
+    def summary(self) -> dict:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            family = self.family()
+            self.process.kill()
+            self.process.wait()
+            for process in family:
+                if process.is_running():
+                    process.send_signal(signal.SIGKILL)
+
+
+@pytest.fixture
+def command(tmp_path):
+    started: list[Command] = []
+
+    def start(*overrides: str, folder: Path | None = None, env: dict[str, str] | None = None) -> Command:
+        started.append(Command(folder or tmp_path / "run", *overrides, env=env))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()

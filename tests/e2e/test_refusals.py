@@ -1,0 +1,27 @@
+"""A wrong configuration: one line that names key, value and what is allowed, exit 2, before Ray starts."""
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["diloco.min_quorum=3"], ["diloco.min_quorum", "3", "learners=2"]),
+        (["diloco.fragments=40"], ["diloco.fragments", "40", "allowed are 1 to"]),
+        (["train.tokens=-5"], ["train.tokens", "-5"]),
+        (["model=gpt9"], ["model", "gpt9", "tiny"]),
+        (["data=files", "data.path=/no/such/file"], ["data.path", "/no/such/file", "no such file"]),
+        (["diloco.fragmens=4"], ["diloco.fragmens", "diloco.fragments"]),
+    ],
+)
+def test_one_line_and_exit_2(command, overrides, parts):
+    refused = command(*overrides)
+    assert refused.wait() == 2
+    errors = [line for line in refused.output.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert refused.output.splitlines()[-1] == errors[0]
+    assert all(part in errors[0] for part in parts), errors[0]
+    assert "Traceback" not in refused.output
+    assert "starting Ray" not in refused.output

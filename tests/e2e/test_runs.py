@@ -1,0 +1,171 @@
+"""One run from start to end, and every way to interrupt and continue it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.cluster.harness import wait_for
+
+pytestmark = pytest.mark.timeout(400)
+
+LOAD = """
+import sys
+for name in ("app", "actors", "conf", "ray", "datasets", "accelerate", "hydra", "wandb"):
+    sys.modules[name] = None  # only transformers may be needed
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
+ids = tokenizer("def ", return_tensors="pt").input_ids
+print(repr(tokenizer.decode(model.generate(ids, max_new_tokens=8)[0])))
+"""
+CONTRACT = {
+    "status", "tokens_budget", "tokens_processed", "tokens_merged", "tokens_discarded", "merges", "global_step",
+    "eval_loss_first", "eval_loss_final", "eval_bits_per_byte", "wall_s", "goodput", "uptime", "participation",
+    "max_merge_gap_s", "learners", "syncer", "bytes", "faults", "versions",
+}  # fmt: skip
+
+
+def test_a_run_ends_with_a_model_and_is_not_overwritten(command, tmp_path):
+    first = command("train.tokens=60000", "tracking=wandb")
+    assert first.wait() == 0, first.output
+    summary = first.summary()
+    assert set(summary) >= CONTRACT
+    assert summary["status"] == "completed"
+    assert summary["tokens_processed"] >= summary["tokens_budget"] == 60000
+    assert summary["eval_loss_final"] < summary["eval_loss_first"]
+    assert set(summary["learners"]) == {"learner-0", "learner-1"}
+    assert summary["bytes"]["up"] == summary["bytes"]["up_fp32"] > 0
+    work = summary["work"]
+    assert work["outstanding"] == 0
+    assert work["processed"] == work["merged"] + sum(work["discarded"].values())
+    assert summary["tokens_processed"] == summary["tokens_merged"] + sum(summary["tokens_discarded"].values())
+    for text in ("eval loss:", "gzip -9", "a sample from the trained model", str(first.folder)):
+        assert text in first.output
+    assert list(first.folder.glob("wandb/offline-run-*"))
+
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD, str(first.folder / "model")], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    assert loaded.stdout.startswith("'def ")
+
+    before = (first.folder / "summary.json").read_bytes(), (first.folder / "config.yaml").read_bytes()
+    again = command("train.tokens=60000")
+    assert again.wait() == 2
+    assert "run.resume=auto" in again.output.splitlines()[-1]
+    assert before == ((first.folder / "summary.json").read_bytes(), (first.folder / "config.yaml").read_bytes())
+    resumed = command("train.tokens=60000", "tracking=wandb", "run.resume=auto")
+    assert resumed.wait() == 0
+    assert "completed already" in resumed.output
+
+
+def test_sigterm_checkpoints_and_the_same_command_goes_on(command):
+    first = command("train.tokens=1000000000")
+    first.wait_merges(6)
+    family = first.family()
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait() == 143, first.output
+    stopped = first.summary()
+    assert stopped["status"] == "stopped"
+    assert stopped["work"]["outstanding"] == 0
+    wait_for("no process is left", lambda: not any(process.is_running() for process in family))
+
+    budget = stopped["tokens_processed"] + 30000
+    second = command(f"train.tokens={budget}", "run.resume=auto")
+    assert second.wait() == 0, second.output
+    summary = second.summary()
+    assert summary["status"] == "completed"
+    assert summary["global_step"] > stopped["global_step"]
+    assert summary["merges"] > stopped["merges"]
+    assert summary["tokens_processed"] >= budget
+    assert summary["work"]["processed"] == summary["work"]["merged"] + sum(summary["work"]["discarded"].values())
+
+
+def test_ctrl_c_exits_130(command):
+    first = command("train.tokens=1000000000")
+    first.wait_merges(2)
+    first.process.send_signal(signal.SIGINT)
+    assert first.wait() == 130, first.output
+    assert first.summary()["status"] == "stopped"
+
+
+def test_a_killed_driver_takes_its_own_cluster_along_and_the_run_goes_on_from_the_journal(command):
+    first = command("train.tokens=1000000000")
+    first.wait_merges(6)
+    family = first.family()
+    os.kill(first.process.pid, signal.SIGKILL)
+    wait_for("its cluster is gone", lambda: not any(process.is_running() for process in family))
+    merged = {}
+    for merge in first.events("merge"):
+        merged[merge["fragment"]] = merge["version"]
+
+    tokens = first.events("merge")[-1]["tokens"]
+    second = command(f"train.tokens={tokens + 40000}", "run.resume=auto")
+    assert second.wait() == 0, second.output
+    started = second.events("syncer_started")[-1]
+    assert all(started["versions"][p] >= version for p, version in merged.items())
+    assert second.summary()["status"] == "completed"
+
+
+@pytest.fixture
+def ray_head(tmp_path):
+    """A cluster that was started apart: `ray start`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ray = os.path.join(os.path.dirname(sys.executable), "ray")
+    folder = f"/tmp/dl{os.getpid()}"  # socket paths must be short
+    args = ["--head", f"--port={port}", "--num-cpus=4", "--include-dashboard=false", f"--temp-dir={folder}"]
+    log = (tmp_path / "head.log").open("w")
+    head = subprocess.Popen([ray, "start", "--block", *args], stdout=log, stderr=subprocess.STDOUT)
+    wait_for("the head is up", lambda: "started" in (tmp_path / "head.log").read_text())
+    yield f"127.0.0.1:{port}"
+    family = psutil.Process(head.pid).children(recursive=True)
+    head.terminate()
+    head.wait(60)
+    wait_for("the head is gone", lambda: not any(process.is_running() for process in family))
+
+
+def test_on_a_cluster_started_apart_the_run_outlives_its_driver_and_is_attached_to(command, ray_head):
+    env = {"RAY_ADDRESS": ray_head}
+    first = command("train.tokens=600000", env=env)
+    first.wait_merges(4)
+    second_driver = command("train.tokens=600000", "run.resume=auto", env=env)
+    assert second_driver.wait() == 2, second_driver.output  # one driver at a time
+    assert "one at a time" in second_driver.output
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait()
+    joins = len(first.events("join"))
+
+    second = command("train.tokens=600000", "run.resume=auto", env=env)
+    assert second.wait(250) == 0, second.output
+    assert "attached to the living run" in second.output
+    assert len(second.events("join")) == joins  # the same learners
+    assert second.events("syncer_started")[-1]["epoch"] == 2
+    summary = json.loads((second.folder / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert (second.folder / "model").is_dir()
+
+
+def test_chaos_kills_a_learner_and_the_summary_records_its_recovery(command):
+    kill = "{kind: kill, target: learner-1, at: 0.02}"
+    run = command("train.tokens=400000", f"chaos.faults=[{kill}]")
+    wait_for("the learner is back", lambda: len(run.events("join")) >= 3, 150.0)
+    assert run.wait(250) == 0, run.output
+    summary = run.summary()
+    (fault,) = summary["faults"]
+    assert (fault["kind"], fault["target"]) == ("kill", "learner-1")
+    assert fault["recovered_s"] > 0
+    assert summary["learners"]["learner-1"]["incarnations"] == 2
+    assert summary["learners"]["learner-1"]["recoveries_s"] == [fault["recovered_s"]]
+    assert summary["work"]["discarded"]["died"] > 0
+    assert summary["work"]["processed"] == summary["work"]["merged"] + sum(summary["work"]["discarded"].values())
+    assert "learner-1 is back as incarnation 2" in run.output
+    recovered = next(line for line in run.output.splitlines() if line.startswith("recovered: learner-1"))
+    for phase in ("detect", "start", "import", "build", "join", "first merge"):
+        assert phase in recovered

@@ -1,0 +1,59 @@
+"""Every file of conf/ composes, overrides only what the schema has, and explains its keys."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import conf
+from app.config import load
+from app.config.help import group_options, known_keys
+
+ROOT = Path(conf.__file__).parent
+FILES = sorted(ROOT.rglob("*.yaml"))
+DILOCO_KEYS = """fragments sync_interval overlap_steps min_quorum grace_safety ring_versions codec_up codec_down adopt
+outer_lr outer_momentum"""
+NEEDS = {
+    "model/hf": ["model.path=org/name"],
+    "data/files": [f"data.path={ROOT}"],
+    "data/hub": ["data.hub_name=x"],
+}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").as_posix()
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_every_file_composes_to_what_it_says(path: Path) -> None:
+    name = name_of(path)
+    if "/" not in name:
+        load([])
+        return
+    group, option = name.split("/")
+    config = load([f"{group}={option}", *NEEDS.get(name, [])])
+    section = getattr(config, group)
+    for key, value in yaml.safe_load(path.read_text()).items():
+        if key != "faults":
+            assert getattr(section, key) == value
+    if group == "chaos":
+        assert len(config.chaos.faults) == (0 if option == "none" else 1)
+
+
+def test_the_contract_of_keys_and_groups() -> None:
+    assert set(group_options()) == {"model", "data", "diloco", "pools", "chaos", "tracking"}
+    contract = ["learners", "train.tokens", *(f"run.{k}" for k in ("dir", "name", "seed", "resume"))]
+    contract += [f"diloco.{k}" for k in DILOCO_KEYS.split()]
+    assert set(contract) <= set(known_keys())
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_comment_stands_above_every_key(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("# "), "what is this file?"
+    keys = [i for i, line in enumerate(lines) if line and not line.startswith((" ", "#", "-"))]
+    assert keys
+    for i in keys:
+        assert lines[i - 1].startswith("# "), f"no comment above {lines[i]!r}"
+    first = keys[0]
+    assert name_of(path) == "config" or first >= 2, "one comment for the file, one for its first key"

@@ -1,0 +1,198 @@
+"""Every wrong setting is refused with one line: the key, the value, what is allowed."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.config import Config, ConfigError, Fault, as_yaml, check, check_fragments, describe, from_yaml, load
+from app.config.help import field_docs, known_keys
+from app.diloco.settings import DilocoSettings
+
+REFUSED = [
+    # override(s), key, part of what is allowed
+    (["diloco.min_quorum=5"], "diloco.min_quorum=5", "1 to learners=4"),
+    (["diloco.min_quorum=0"], "diloco.min_quorum=0", "1 to learners=4"),
+    (["learners=0"], "learners=0", "at least 1"),
+    (["learners=two"], "learners=two", "whole number"),
+    (["learners=2.5"], "learners=2.5", "whole number"),
+    (["learners=true"], "learners=true", "whole number"),
+    (["learners="], "learners=", "whole number"),
+    (["learners=1,2"], "learners=1,2", "one value"),
+    (["~learners"], "~learners=", "key=value"),
+    (["lerners=2"], "lerners=2", "learners"),
+    (["fragments=2"], "fragments=2", "diloco.fragments"),
+    (["diloco.fragmnts=2"], "diloco.fragmnts=2", "diloco.fragments"),
+    (["+nothing.like.it=2"], "nothing.like.it=2", "--help"),
+    (["hydra.verbose=true"], "hydra.verbose=true", "no such key"),
+    (["run=5"], "run=5", "no such key"),
+    (["just words"], "override=just words", "key=value"),
+    (["--verbose"], "override=--verbose", "key=value"),
+    (["train.tokens=[1"], "train.tokens=[1", "key=value"),
+    (["model=gigantic"], "model=gigantic", "hf, micro, tiny"),
+    (["model=[tiny,micro]"], "model=[tiny,micro]", "hf, micro, tiny"),
+    (["model.name=gpt"], "model.name=gpt", "llama, hf"),
+    (["model.hidden=36"], "model.hidden=36", "multiple of 8"),
+    (["model.heads=0"], "model.heads=0", "at least 1"),
+    (["model.layers=null"], "model.layers=null", "whole number"),
+    (["model=hf"], "model.path=null", "folder or a hub name"),
+    (["model=hf", "model.path=/nowhere/at/all"], "model.path=/nowhere/at/all", "no such file"),
+    (["data=files"], "data.path=null", "is needed"),
+    (["data=files", "data.path=missing.txt"], "data.path=missing.txt", "no such file"),
+    (["data=hub"], "data.hub_name=null", "is needed"),
+    (["data.source=web"], "data.source=web", "stdlib, files, hub"),
+    (["data.tokenizer=./nowhere"], "data.tokenizer=./nowhere", "no such file"),
+    (["data.vocab=256"], "data.vocab=256", "at least 257"),
+    (["data.heldout_share=0"], "data.heldout_share=0", "more than 0"),
+    (["data.heldout_share=1"], "data.heldout_share=1", "less than 1"),
+    (["data.max_bytes=lots"], "data.max_bytes=lots", "whole number or null"),
+    (["data.max_bytes=0"], "data.max_bytes=0", "at least 1"),
+    (["data.seq_len=1"], "data.seq_len=1", "at least 2"),
+    (["train.tokens=-5"], "train.tokens=-5", "at least 1"),
+    (["train.tokens=1e6"], "train.tokens=1e6", "whole number"),
+    (["train.lr=0"], "train.lr=0", "more than 0"),
+    (["train.lr=nan"], "train.lr=nan", "finite"),
+    (["train.weight_decay=inf"], "train.weight_decay=inf", "finite"),
+    (["train.batch_size=0"], "train.batch_size=0", "at least 1"),
+    (["train.accumulation=0"], "train.accumulation=0", "at least 1"),
+    (["train.beta2=1"], "train.beta2=1", "less than 1"),
+    (["train.min_lr_share=1.5"], "train.min_lr_share=1.5", "0 to 1"),
+    (["train.precision=fp16"], "train.precision=fp16", "auto, fp32, bf16"),
+    (["diloco.fragments=0"], "diloco.fragments=0", "1 to diloco.sync_interval=24"),
+    (["diloco.fragments=25"], "diloco.fragments=25", "1 to diloco.sync_interval=24"),
+    (["diloco.sync_interval=0"], "diloco.sync_interval=0", "at least 1"),
+    (["diloco.overlap_steps=0"], "diloco.overlap_steps=0", "1 to diloco.sync_interval=24"),
+    (["diloco.overlap_steps=25"], "diloco.overlap_steps=25", "1 to diloco.sync_interval=24"),
+    (["diloco.grace_safety=1.1"], "diloco.grace_safety=1.1", "0 to 1"),
+    (["diloco.ring_versions=0"], "diloco.ring_versions=0", "at least 1"),
+    (["diloco.codec_up=int2"], "diloco.codec_up=int2", "fp32, bf16"),
+    (["diloco.adopt=copy"], "diloco.adopt=copy", "overwrite, mix, rebase"),
+    (["diloco.late=never"], "diloco.late=never", "discard, merge"),
+    (["diloco.mix_alpha=-0.1"], "diloco.mix_alpha=-0.1", "0 to 1"),
+    (["diloco.outer_lr=0"], "diloco.outer_lr=0", "more than 0"),
+    (["diloco.outer_momentum=1"], "diloco.outer_momentum=1", "less than 1"),
+    (["run.resume=maybe"], "run.resume=maybe", "never, auto"),
+    (["run.name=a/b"], "run.name=a/b", "without slashes"),
+    (["run.name=''"], "run.name=", "without slashes"),
+    (["run.shared_dir=perhaps"], "run.shared_dir=perhaps", "true or false"),
+    (["chaos=kill_one", "learners=1"], "chaos.faults[0].target=learner-1", "learner-0"),
+    (
+        ["chaos=kill_one", "learners=1", "diloco.min_quorum=1"],
+        "chaos.faults[0].target=learner-1",
+        "learner-0",
+    ),
+    (["chaos.faults=[{kind: explode}]"], "chaos.faults[0].kind=explode", "kill, freeze, kill_syncer"),
+    (["chaos.faults=[{target: learner-0, at: 2}]"], "chaos.faults[0].at=2", "0 to 1"),
+    (["chaos.faults=[{when: 1}]"], "chaos.faults.when=", "when"),
+    (["chaos.faults=[{at: noon}]"], "chaos.faults.at=", "noon"),
+    (["tracking=mlflow"], "tracking=mlflow", "none, wandb"),
+    (["tracking.mode=loud"], "tracking.mode=loud", "offline, online"),
+    (["checkpoint.keep=0"], "checkpoint.keep=0", "at least 1"),
+    (["supervisor.poll_s=0"], "supervisor.poll_s=0", "more than 0"),
+    (["pools.cpus_per_learner=-1"], "pools.cpus_per_learner=-1", "at least 0"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "named", "allowed"), REFUSED, ids=[" ".join(r[0]) for r in REFUSED])
+def test_a_wrong_setting_is_refused_in_one_line(overrides: list[str], named: str, allowed: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load(overrides)
+    line = str(refusal.value)
+    assert "\n" not in line
+    assert line.startswith(named)
+    assert allowed in line.removeprefix(named)
+
+
+def test_defaults_are_the_schema() -> None:
+    config = load([])
+    schema = Config()
+    assert config == dataclasses.replace(schema, run=dataclasses.replace(schema.run, dir="runs/main"))
+    assert config.learner_ids == ("learner-0", "learner-1", "learner-2", "learner-3")
+
+
+def test_overrides_reach_every_section(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("x")
+    config = load(
+        [
+            "learners=2",
+            "run.name=trial",
+            "model=micro",
+            "data=files",
+            f"data.path={text}",
+            "train.lr=1e-2",
+            "diloco.min_quorum=2",
+            "pools.label_selector={ray.io/market-type: spot}",
+            "chaos=freeze_one",
+            "tracking=wandb",
+            "tracking.tags=[a,b]",
+        ]
+    )
+    assert config.run.path == "runs/trial"
+    assert config.model.hidden == 32
+    assert config.data.path == str(text)
+    assert config.train.lr == 0.01
+    assert config.pools.label_selector == {"ray.io/market-type": "spot"}
+    assert config.chaos.faults == [Fault(kind="freeze", target="learner-1", at=0.4, seconds=20.0)]
+    assert config.tracking.tags == ["a", "b"]
+
+
+def test_the_last_of_two_overrides_holds() -> None:
+    assert load(["learners=3", "learners=2"]).learners == 2
+
+
+def test_one_label_can_be_set_by_its_own_key() -> None:
+    assert load(["pools.label_selector.zone=a"]).pools.label_selector == {"zone": "a"}
+
+
+def test_a_run_folder_may_be_a_url() -> None:
+    assert load(["run.dir=s3://bucket/run"]).run.path == "s3://bucket/run"
+
+
+def test_a_configuration_survives_yaml() -> None:
+    config = load(["chaos=kill_one", "pools.label_selector={a: b}", "data.max_bytes=5"])
+    assert from_yaml(as_yaml(config)) == config
+    with pytest.raises(ConfigError, match="lerners"):
+        from_yaml("lerners: 3")
+
+
+def test_nan_is_refused_wherever_it_comes_from() -> None:
+    faults = [Fault(target="learner-1", at=math.nan)]
+    config = dataclasses.replace(Config(), chaos=dataclasses.replace(Config().chaos, faults=faults))
+    with pytest.raises(ConfigError, match=r"chaos\.faults\[0\]\.at=nan"):
+        check(config)
+
+
+def test_fragments_are_held_against_the_model() -> None:
+    check_fragments(8, Config())
+    with pytest.raises(ConfigError, match=r"^diloco\.fragments=8 is refused: allowed are 1 to 7"):
+        check_fragments(7, Config())
+
+
+def test_a_setting_can_be_replaced_nowhere_but_in_a_copy() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load([]).learners = 5  # type: ignore[misc]
+
+
+def test_help_names_every_key_with_default_and_meaning() -> None:
+    text = describe()
+    for key in known_keys().values():
+        assert f"\n  {key.name}: {key.type} = " in text
+        assert len(key.doc) > 10, key.name
+    assert "diloco.fragments: int = 8" in text
+    assert "P: fragments the parameters are split into." in text
+    assert "model=hf|micro|tiny" in text
+
+
+def test_a_field_without_a_docstring_is_seen() -> None:
+    docs = field_docs(DilocoSettings)
+    assert set(docs) == {field.name for field in dataclasses.fields(DilocoSettings)}
+    assert all(docs.values())
+
+
+def test_actors_get_the_schema_without_hydra() -> None:
+    code = "import sys, app.config; sys.exit('hydra' in sys.modules or 'omegaconf' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

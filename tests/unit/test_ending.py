@@ -1,0 +1,166 @@
+"""The end of a run: one last round of all fragments, whatever fails."""
+
+import math
+
+from app.diloco.events import (
+    Finish,
+    Join,
+    Lost,
+    Published,
+    PublishFailed,
+    Tick,
+)
+from tests.unit.tiny import Hand, opened
+
+
+def at_the_end(**dials: object) -> Hand:
+    """a and b have processed the budget with no round open: the last rounds are."""
+    hand = Hand(budget=20, **dials)
+    for name in ("a", "b"):
+        hand.join(name)
+    for name in ("a", "b"):
+        hand.step(name, 1)
+        hand.poll(name, idle=True)
+    assert {p: r.final for p, r in hand.protocol.rounds.items()} == {0: True, 1: True}
+    return hand
+
+
+def answer_all(hand: Hand, name: str) -> None:
+    for ask in hand.ask(name):
+        hand.arrive(hand.replicas[name].contribute(ask, 1.0, 0.5, True))
+
+
+def test_the_budget_brings_a_last_round_of_all_fragments_and_then_the_end() -> None:
+    hand = at_the_end()
+    assert hand.poll("a").finish
+    assert hand.notes("finish")[0]["reason"] == "budget"
+    for name in ("a", "b"):
+        answer_all(hand, name)
+    assert not hand.ended
+    hand.publish()
+    assert hand.ended
+    assert [fragment.version for fragment in hand.protocol.fragments] == [1, 1]
+    balance = hand.protocol.books.balance()
+    assert (balance.merged, balance.outstanding) == (20 * hand.protocol.layout.numel, 0)
+    assert hand.protocol.next_wake == math.inf
+
+
+def test_a_fragment_whose_round_is_open_at_the_end_gets_its_last_round_after_it() -> None:
+    hand = opened()
+    hand.feed(Finish("budget", 20.0))
+    assert {p: r.final for p, r in hand.protocol.rounds.items()} == {0: True, 1: False}
+    for name in ("a", "b"):
+        answer_all(hand, name)
+    hand.publish()
+    for name in ("a", "b"):
+        hand.adopt(name)
+        hand.step(name)  # the step that was under way
+    assert {p: r.final for p, r in hand.protocol.rounds.items()} == {1: True}
+    for name in ("a", "b"):
+        answer_all(hand, name)
+    hand.publish()
+    assert hand.ended
+    assert [fragment.version for fragment in hand.protocol.fragments] == [1, 2]
+
+
+def test_the_last_round_waits_for_all_but_only_until_its_deadline() -> None:
+    hand = at_the_end()
+    answer_all(hand, "a")
+    hand.now += 5
+    hand.feed(Tick())
+    assert not hand.jobs  # quorum and grace do not close a last round
+    wake = hand.protocol.next_wake
+    assert wake == 100 + hand.settings.final_deadline_s
+    hand.now = wake
+    hand.feed(Tick())
+    hand.publish()
+    assert hand.ended
+    assert hand.protocol.books.balance().outstanding == 0
+    assert "unfinished" in hand.protocol.books.balance().discarded
+
+
+def test_a_round_that_is_open_at_the_end_closes_within_the_deadline() -> None:
+    hand = opened(min_quorum=2, round_deadline_s=600.0)
+    hand.answer("a", 1)
+    hand.feed(Finish("stopped", 3.0))
+    assert hand.protocol.next_wake == hand.now + 3.0
+    hand.now += 3.0
+    hand.feed(Tick())
+    assert hand.ended
+    assert hand.notes("ended")[0]["reason"] == "stopped"
+
+
+def test_a_failed_journal_does_not_hold_up_the_end() -> None:
+    hand = at_the_end()
+    for name in ("a", "b"):
+        answer_all(hand, name)
+    for job in list(hand.jobs):
+        hand.feed(PublishFailed(job, "disk full"))
+    hand.jobs.clear()
+    while not hand.ended:
+        assert hand.protocol.next_wake > hand.now
+        hand.now = hand.protocol.next_wake
+        assert hand.now <= 100 + hand.settings.final_deadline_s + hand.settings.journal_retry_s
+        hand.feed(Tick())
+        for job in list(hand.jobs):
+            hand.feed(PublishFailed(job, "disk full"))
+        hand.jobs.clear()
+    balance = hand.protocol.books.balance()
+    assert (balance.merged, balance.outstanding) == (0, 0)
+    assert sum(balance.discarded.values()) == balance.processed
+
+
+def test_a_journal_that_never_answers_does_not_hold_up_the_end_for_ever() -> None:
+    hand = at_the_end()
+    for name in ("a", "b"):
+        answer_all(hand, name)
+    assert hand.jobs
+    for _ in range(3):
+        if hand.ended:
+            break
+        assert hand.now < hand.protocol.next_wake < math.inf
+        hand.now = hand.protocol.next_wake
+        hand.feed(Tick())
+    assert hand.ended
+    assert hand.now == 100 + 2 * hand.settings.final_deadline_s
+    result = hand.jobs[0].run()
+    hand.feed(Published(result))  # it answers at last
+    assert hand.protocol.books.balance().outstanding == 0
+
+
+def test_nobody_joins_a_run_that_has_ended() -> None:
+    hand = Hand()
+    hand.feed(Finish("stopped", 1.0))
+    assert hand.ended
+    hand.feed(Join(hand.hello("a", "t")))
+    assert hand.denials == ["the run has ended"]
+
+
+def test_a_dead_learner_does_not_hold_the_last_round() -> None:
+    hand = at_the_end()
+    answer_all(hand, "a")
+    hand.feed(Lost("b", 1, "exit"))
+    hand.publish()
+    assert hand.ended
+    assert hand.now == 100
+
+
+def test_a_syncer_that_restarts_in_the_last_round_waits_for_the_learners_it_knows() -> None:
+    hand = at_the_end()
+    for name in ("a", "b"):
+        answer_all(hand, name)
+    job, lost = hand.jobs
+    hand.jobs = [job]
+    hand.publish()
+    hand.restart()
+    hand.feed(Tick())
+    assert hand.protocol.finishing is not None  # the journal knows the tokens
+    assert not hand.protocol.ended
+    for name in ("a", "b"):
+        hand.adopt(name)
+        answer_all(hand, name)
+    assert [new.epoch for new in hand.jobs] == [2]
+    hand.publish()
+    assert hand.ended
+    assert hand.protocol.fragments[lost.fragment.index].version == 1
+    assert hand.protocol.books.balance().merged == 20 * hand.protocol.layout.numel

@@ -1,0 +1,175 @@
+"""What the driver makes of statuses and events, without a cluster."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors import progress as module
+from actors.learner import LearnerStatus
+from actors.progress import Progress
+from actors.spec import RunSpec
+from actors.supervisor import SupervisorStatus
+from actors.syncer import SyncerStatus
+from app.config import Config, DataConfig, TrainConfig
+from app.diloco.fragments import TensorSpec, build_layout
+
+
+def spec(folder: Path) -> RunSpec:
+    config = Config(
+        learners=2,
+        train=TrainConfig(tokens=1000, batch_size=4, accumulation=2),
+        data=DataConfig(seq_len=8),
+    )
+    layout = build_layout([TensorSpec("w", (4,), embedding_like=False)], 1)
+    return RunSpec("run", config, folder, layout, samples=100)
+
+
+def learner(**fields: Any) -> LearnerStatus:
+    known: dict[str, Any] = {
+        "learner": "learner-0",
+        "incarnation": 1,
+        "pid": 7,
+        "node_id": "n",
+        "state": "training",
+        "steps": 5,
+        "tokens": 320,
+        "step_time": 0.5,
+        "loss": 2.0,
+        "error": None,
+    }
+    return LearnerStatus(**(known | fields))
+
+
+def syncer(**fields: Any) -> SyncerStatus:
+    known: dict[str, Any] = {
+        "epoch": 2,
+        "pid": 8,
+        "node_id": "n",
+        "clock": 5,
+        "tokens": 320,
+        "merges": 3,
+        "versions": (1, 2),
+        "live": 1,
+        "contributors": 1,
+        "paused": False,
+        "finishing": None,
+        "ended": None,
+        "balance": {},
+        "work_exact": True,
+        "refusals": {},
+        "traffic": {},
+        "cpu_s": 0.1,
+        "merge_s": 0.1,
+        "members": {"learner-0": {"merged_s_ago": 1.5}},
+    }
+    return SyncerStatus(**(known | fields))
+
+
+def status(**fields: Any) -> SupervisorStatus:
+    known: dict[str, Any] = {
+        "attempt": "a",
+        "phase": "running",
+        "syncer": syncer(),
+        "syncer_silent_s": 0.0,
+        "learners": {"learner-0": learner()},
+        "silent": (),
+        "evaluation": None,
+        "final": None,
+        "summary": None,
+        "error": None,
+    }
+    return SupervisorStatus(**(known | fields))
+
+
+def test_the_view_of_a_run(tmp_path: Path) -> None:
+    view = Progress(spec(tmp_path)).view(status())
+    assert (view.tokens, view.budget, view.merges, view.live, view.quorum) == (320, 1000, 3, 1, 1)
+    first, second = view.rows
+    assert (first.state, first.step, first.loss, first.last_merge_s) == ("training", 5, 2.0, 1.5)
+    assert first.tokens_per_s == 4 * 2 * 8 / 0.5
+    assert (second.learner, second.state, second.step, second.loss) == ("learner-1", "starting", 0, None)
+
+
+def test_a_run_of_which_nothing_is_known_yet(tmp_path: Path) -> None:
+    view = Progress(spec(tmp_path)).view(status(phase="starting", syncer=None, learners={}))
+    assert (view.tokens, view.merges, view.live, view.syncer) == (0, 0, 0, "starting")
+    assert [row.state for row in view.rows] == ["starting", "starting"]
+
+
+def test_only_a_training_learner_has_a_speed(tmp_path: Path) -> None:
+    progress = Progress(spec(tmp_path))
+    (silent, _) = progress.view(status(silent=("learner-0",))).rows
+    assert (silent.state, silent.tokens_per_s) == ("silent", 0.0)
+    (resting, _) = progress.view(status(learners={"learner-0": learner(state="finished")})).rows
+    assert resting.tokens_per_s == 0.0
+    (new, _) = progress.view(status(learners={"learner-0": learner(steps=0, step_time=0.0)})).rows
+    assert (new.tokens_per_s, new.loss) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, "merging"),
+        ({"syncer_silent_s": 3.0}, "away"),
+        ({"syncer": syncer(paused=True)}, "paused"),
+        ({"syncer": syncer(finishing="budget")}, "last round"),
+        ({"phase": "ending"}, "evaluating and writing the model"),
+        ({"phase": "done", "syncer_silent_s": 9.0}, "done"),
+    ],
+)
+def test_the_state_of_the_syncer(tmp_path: Path, fields: dict[str, Any], expected: str) -> None:
+    assert Progress(spec(tmp_path)).view(status(**fields)).syncer == expected
+
+
+def test_the_speed_is_that_of_the_last_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    progress = Progress(spec(tmp_path))
+    speeds = []
+    for tokens in (0, 100, 200, 200, 200, 200):
+        speeds.append(progress.view(status(syncer=syncer(tokens=tokens))).tokens_per_s)
+        now += 5.0
+    assert speeds == pytest.approx([0.0, 20.0, 20.0, 200 / 15, 100 / 15, 0.0])
+
+
+def test_the_speed_is_never_negative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A syncer that came back may know a little less than the one before told."""
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    progress = Progress(spec(tmp_path))
+    progress.view(status(syncer=syncer(tokens=300)))
+    now += 1.0
+    assert progress.view(status(syncer=syncer(tokens=250))).tokens_per_s == 0.0
+
+
+def test_news_are_told_once(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    assert Progress(run).news() == []  # no tape yet
+    old = [{"kind": "leave", "at": 1.0, "learner": "learner-0", "incarnation": 1, "reason": "died"}]
+    run.tape.write_text("".join(json.dumps(event) + "\n" for event in old))
+    progress = Progress(run)
+    assert progress.news() == []  # of before this driver
+    new = [
+        {"kind": "fault", "at": 2.0, "fault": "kill", "target": "learner-1", "pid": 77},
+        {"kind": "fault", "at": 2.0, "fault": "died", "target": "learner-0"},
+        {"kind": "merge", "at": 2.1},
+        {"kind": "join", "at": 3.0, "learner": "learner-0", "incarnation": 1},
+        {"kind": "join", "at": 3.0, "learner": "learner-1", "incarnation": 2},
+        {"kind": "syncer_started", "at": 4.0, "epoch": 2},
+        {"kind": "syncer_started", "at": 5.0, "epoch": 3},
+        {"kind": "paused", "at": 6.0, "live": 1},
+        {"kind": "journal_failed", "at": 7.0, "error": "disk full"},
+    ]
+    with run.tape.open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in new)
+    assert progress.news() == [
+        "fault: kill of learner-1 (pid 77)",
+        "fault: died of learner-0 (pid ?)",
+        "learner-1 is back as incarnation 2",
+        "the syncer is back under epoch 3",
+        "merges paused (1 live)",
+        "the journal can't be written, merges wait: disk full",
+    ]
+    assert progress.news() == []
