@@ -46,7 +46,9 @@ class Fleet:
 
     def ledger(self) -> Any:
         """The data ledger, made when it is missing."""
-        return ray.remote(Ledger).options(**self._options(LEDGER, num_cpus=0)).remote(self._spec)
+        spec, config = self._spec, self._spec.config
+        where = (str(spec.checkpoints), config.run.seed, spec.samples, config.data.block_samples)
+        return ray.remote(Ledger).options(**self._options(LEDGER, num_cpus=0)).remote(*where)
 
     def evaluator(self) -> Any:
         """The evaluator, made when it is missing."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 
-from actors.spec import RunSpec
 from app.learning.blocks import Lease, LeaseBook, Permutation
 from app.run.storage import open_store
 
@@ -15,13 +14,13 @@ STATE = "ledger.json"
 class Ledger:
     """Leases blocks of one seeded permutation; a restart goes on where the last answer left it."""
 
-    def __init__(self, spec: RunSpec):
-        self._store = open_store(str(spec.checkpoints))
+    def __init__(self, checkpoints: str, seed: int, samples: int, block_samples: int):
+        """Plain values, not the run's whole description: this process needs no torch, so it is up at once."""
+        self._store = open_store(checkpoints)
         if self._store.exists(STATE):
             self._book = LeaseBook.from_state(json.loads(self._store.read(STATE)))
         else:
-            config = spec.config
-            self._book = LeaseBook(Permutation(config.run.seed, spec.samples, config.data.block_samples).blocks)
+            self._book = LeaseBook(Permutation(seed, samples, block_samples).blocks)
 
     def pid(self) -> int:
         """Process id."""

@@ -10,7 +10,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from actors.fleet import Fleet
 from actors.learner import LearnerStatus
-from actors.spec import SYNCER, RunSpec
+from actors.spec import LEDGER, SYNCER, RunSpec
 from actors.syncer import SyncerStatus
 from app.run.watch import Sight
 
@@ -25,11 +25,15 @@ class Lookout:
 
     def __init__(self, fleet: Fleet, spec: RunSpec):
         self._fleet = fleet
-        self._names = (SYNCER, *spec.config.learner_ids)
+        self._learner_ids = spec.config.learner_ids
+        self._names = (SYNCER, LEDGER, *spec.config.learner_ids)
+        self._handles: dict[str, Any] = {}
         self._asked: dict[str, tuple[Any, float]] = {}
+        self.missing: set[str] = set(self._names)
+        """Actors that are not there: nobody made them yet, or they ended for good."""
         self.syncer: SyncerStatus | None = None
-        self.syncer_error: str | None = None
-        """Why the syncer could not start, and never will."""
+        self.service_error: str | None = None
+        """Why syncer or ledger could not start, and never will."""
         self.learners: dict[str, LearnerStatus] = {}
         self.silent: set[str] = set()
         self._gone: set[str] = set()
@@ -45,9 +49,10 @@ class Lookout:
         now = time.monotonic()
         for name in self._names:
             if name not in self._asked or now - self._asked[name][1] > FORGET_S:
-                handle = self._fleet.find(name)
+                handle = self._handle(name)
                 if handle is not None:
-                    self._asked[name] = (handle.status.remote(), now)
+                    ask = handle.pid if name == LEDGER else handle.status
+                    self._asked[name] = (ask.remote(), now)
         refs = [ref for ref, _ in self._asked.values()]
         done = set(ray.wait(refs, num_returns=len(refs), timeout=wait_s)[0]) if refs else set()
         self._gone.clear()
@@ -58,14 +63,27 @@ class Lookout:
             else:
                 self.silent.add(name)
 
+    def _handle(self, name: str) -> Any | None:
+        """The actor's handle, asked of Ray once."""
+        if name not in self._handles:
+            found = self._fleet.find(name)
+            if found is None:
+                self.missing.add(name)
+                return None
+            self._handles[name] = found
+        self.missing.discard(name)
+        return self._handles[name]
+
     def _take(self, name: str, ref: Any) -> None:
         try:
             status = ray.get(ref)
         except (ActorDiedError, ActorUnavailableError) as error:
             self.silent.add(name)
             self._gone.add(name)
-            if name == SYNCER and isinstance(error, ActorDiedError):  # Ray restarts it from all but its own error
-                self.syncer_error = str(error)
+            if isinstance(error, ActorDiedError):
+                self._handles.pop(name, None)
+                if name in (SYNCER, LEDGER):  # Ray restarts them from all but an error of their own
+                    self.service_error = str(error)
             return
         except RayError:
             self.silent.add(name)
@@ -73,12 +91,12 @@ class Lookout:
         self.silent.discard(name)
         if isinstance(status, SyncerStatus):
             self.syncer, self._heard_syncer = status, time.monotonic()
-        else:
+        elif isinstance(status, LearnerStatus):
             self.learners[name] = status
 
     def sights(self) -> dict[str, Sight]:
         """The learners as the watch wants them."""
-        return {name: self._sight(name) for name in self._names if name != SYNCER}
+        return {name: self._sight(name) for name in self._learner_ids}
 
     def _sight(self, name: str) -> Sight:
         status = self.learners.get(name)

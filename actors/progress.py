@@ -23,7 +23,7 @@ class Progress:
         self._spec = spec
         self._started = time.monotonic()
         self._counts: deque[tuple[float, int]] = deque()
-        self._read = len(tape.read(spec.tape)[0]) if spec.tape.exists() else 0
+        self._tape = tape.Follower(spec.tape)
 
     def view(self, status: SupervisorStatus) -> RunView:
         """The run as the terminal shows it."""
@@ -83,11 +83,7 @@ class Progress:
 
     def news(self) -> list[str]:
         """Lines about faults and recoveries since the last call."""
-        if not self._spec.tape.exists():
-            return []
-        events = tape.read(self._spec.tape)[0]
-        fresh, self._read = events[self._read :], len(events)
-        return [line for event in fresh if (line := _line(event)) is not None]
+        return [line for event in self._tape.fresh() if (line := _line(event)) is not None]
 
 
 def _line(event: dict[str, Any]) -> str | None:

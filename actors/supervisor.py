@@ -147,15 +147,12 @@ class Supervisor:
         syncer = self._lookout.syncer
         if syncer is not None and syncer.ended is not None:
             return "completed" if syncer.ended == "budget" else "stopped"
-        self._fleet.syncer()
-        self._fleet.ledger()
-        for learner in self._spec.config.learner_ids:
-            self._fleet.learner(learner)
+        self._make_missing()
         if self._stop_reason is not None:
             self._call("finish", self._stop_reason, self._spec.config.supervisor.stop_deadline_s)
         self._lookout.look()
-        if self._lookout.syncer_error is not None:
-            self._error = self._lookout.syncer_error
+        if self._lookout.service_error is not None:
+            self._error = self._lookout.service_error
             return "failed"
         if self._act():
             return "failed"
@@ -163,6 +160,15 @@ class Supervisor:
             self._phase = "running"
             self._progress(self._lookout.syncer)
         return None
+
+    def _make_missing(self) -> None:
+        if SYNCER in self._lookout.missing:
+            self._fleet.syncer()
+        if LEDGER in self._lookout.missing:
+            self._fleet.ledger()
+        for learner in self._spec.config.learner_ids:
+            if learner in self._lookout.missing:
+                self._fleet.learner(learner)
 
     def _act(self) -> bool:
         """Carry out what the watch decides; True when the run has failed."""

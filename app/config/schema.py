@@ -95,13 +95,13 @@ class DataConfig:
 class TrainConfig:
     """The inner loop: AdamW with warm-up and cosine by global tokens."""
 
-    tokens: int = 4_000_000
+    tokens: int = 2_200_000
     """Token budget of the whole run, all learners together."""
     batch_size: int = 8
     """Samples in one forward pass of one learner."""
     accumulation: int = 1
     """Forward passes in one inner step."""
-    lr: float = 3e-3
+    lr: float = 4e-3
     """Peak learning rate of AdamW."""
     min_lr_share: float = 0.1
     """Learning rate at the end of the budget, as a share of the peak, 0 to 1."""
@@ -181,7 +181,7 @@ class TrackingConfig:
 class EvalConfig:
     """Evaluation on held-out text."""
 
-    every_tokens: int = 400_000
+    every_tokens: int = 220_000
     """Global tokens between two evaluations during the run."""
     batch_size: int = 16
     """Samples in one forward pass of an evaluation."""
@@ -205,7 +205,7 @@ class CheckpointConfig:
 class SupervisorConfig:
     """Watching, replacing and ending."""
 
-    poll_s: float = 0.5
+    poll_s: float = 1.0
     """Seconds between two looks at the actors."""
     stop_deadline_s: float = 5.0
     """Seconds that the last round may take when the run is stopped before its budget."""

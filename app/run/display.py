@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # rich is imported where a table is drawn: plain output needs
     from rich.live import Live
     from rich.table import Table
 
-_STATE_STYLE = {"stepping": "green", "lost": "red", "frozen": "yellow", "fenced": "red"}
+_STATE_STYLE = {"training": "green", "finished": "green", "silent": "red", "failed": "red"}
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class LearnerRow:
     learner: str
     pool: str
     state: str
-    """One word, for example starting, joining, stepping, lost, done."""
+    """One word: starting, joining, training, finished, failed or silent."""
     step: int
     tokens_per_s: float
     loss: float | None

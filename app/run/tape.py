@@ -52,11 +52,35 @@ class Tape:
         os.close(self._file)
 
 
+class Follower:
+    """Reads what is added to a tape, each event once."""
+
+    def __init__(self, path: Path) -> None:
+        """Start at the tape's present end; it may not exist yet."""
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def fresh(self) -> list[dict[str, Any]]:
+        """Events whose lines were completed since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            lines = file.read()
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return _parse(whole)[0]
+
+
 def read(path: Path) -> tuple[list[dict[str, Any]], int]:
     """All whole events of a tape, oldest first, and how many torn lines were skipped."""
+    return _parse(path.read_bytes())
+
+
+def _parse(lines: bytes) -> tuple[list[dict[str, Any]], int]:
     events: list[dict[str, Any]] = []
     torn = 0
-    for line in path.read_bytes().splitlines():
+    for line in lines.splitlines():
         if not line.strip():
             continue
         try:

@@ -11,7 +11,7 @@ from app.run.final_report import Ending, Recovery, final_report, recovery_line
 
 VIEW = RunView(
     rows=(
-        LearnerRow("learner-0", "local", "stepping", 120, 4321.0, 3.25, 1.5, 1),
+        LearnerRow("learner-0", "local", "training", 120, 4321.0, 3.25, 1.5, 1),
         LearnerRow("learner-1", "local", "starting", 0, 0.0, None, None, 2),
     ),
     tokens=1_000_000,
@@ -44,7 +44,7 @@ def test_the_plain_line_says_it_all() -> None:
         "syncer up",
     ):
         assert part in line
-    assert "learner-0:stepping@120 learner-1:starting@0" in line
+    assert "learner-0:training@120 learner-1:starting@0" in line
 
 
 def test_unknown_values_are_shown_as_such() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.run.tape import Tape, read
+from app.run.tape import Follower, Tape, read
 
 
 def test_events_carry_time_and_fields(tmp_path: Path) -> None:
@@ -140,3 +140,20 @@ def test_a_kill_loses_nothing_that_was_written(tmp_path: Path) -> None:
     assert numbers[-1] >= last
     assert torn <= 1
     assert events[-1]["kind"] == "after"
+
+
+def test_a_follower_reads_each_event_once_and_never_half_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    follower = Follower(path)
+    assert follower.fresh() == []
+    tape = Tape(path)
+    tape.write("join", learner="learner-0")
+    assert [event["kind"] for event in follower.fresh()] == ["join"]
+    assert follower.fresh() == []
+    with path.open("ab") as file:
+        file.write(b'{"kind": "mer')
+    assert follower.fresh() == []
+    with path.open("ab") as file:
+        file.write(b'ge"}\n')
+    assert [event["kind"] for event in follower.fresh()] == ["merge"]
+    assert Follower(path).fresh() == []  # starts at the present end
