@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 
 from actors.spec import SYNCER, RunSpec
 from actors.syncer import Denied, TryAgain
+from app.diloco.clock import due_slots
 from app.diloco.messages import Ask, Hello, Reply, Report, Welcome
 from app.diloco.replica import Replica
 
@@ -73,8 +74,7 @@ class Link:
         self._stop = threading.Event()
         self._due = threading.Event()
         self._last_told = 0.0
-        diloco = spec.config.diloco
-        self._slot_steps = max(1, diloco.sync_interval // diloco.fragments)
+        self._told_clock = replica.clock
         self._threads = [
             threading.Thread(target=self._hear, name="hear", daemon=True),
             threading.Thread(target=self._tell, name="tell", daemon=True),
@@ -92,8 +92,10 @@ class Link:
 
     def stepped(self) -> None:
         """The training thread made a step: report it if a fragment may have fallen due by it."""
-        crossed = self._replica.clock % self._slot_steps == 0
-        if crossed or time.monotonic() - self._last_told >= REPORT_EVERY_S:
+        diloco, clock = self._spec.config.diloco, self._replica.clock
+        due, _ = due_slots(self._told_clock, clock, diloco.fragments, diloco.sync_interval)
+        if due or time.monotonic() - self._last_told >= REPORT_EVERY_S:
+            self._told_clock = clock
             self._due.set()
 
     def _report(self) -> Report:

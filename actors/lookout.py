@@ -38,11 +38,22 @@ class Lookout:
         self.silent: set[str] = set()
         self._gone: set[str] = set()
         self._heard_syncer = time.monotonic()
+        self._syncer_starting = True
 
     @property
     def syncer_silent_s(self) -> float:
-        """Seconds since the syncer answered."""
+        """Seconds since the syncer answered, or since it was found to be gone."""
         return time.monotonic() - self._heard_syncer
+
+    @property
+    def syncer_starting(self) -> bool:
+        """Whether the syncer's process has not answered yet."""
+        return self._syncer_starting
+
+    def restarting_syncer(self) -> None:
+        """The syncer's process is gone: the next one gets the time of a start."""
+        self._syncer_starting, self._heard_syncer = True, time.monotonic()
+        self._asked.pop(SYNCER, None)
 
     def look(self, wait_s: float = ANSWER_S) -> None:
         """Ask everybody who has no question open, and take the answers that are there."""
@@ -80,6 +91,8 @@ class Lookout:
         except (ActorDiedError, ActorUnavailableError) as error:
             self.silent.add(name)
             self._gone.add(name)
+            if name == SYNCER and not self._syncer_starting:
+                self.restarting_syncer()
             if isinstance(error, ActorDiedError):
                 self._handles.pop(name, None)
                 if name in (SYNCER, LEDGER):  # Ray restarts them from all but an error of their own
@@ -90,7 +103,7 @@ class Lookout:
             return
         self.silent.discard(name)
         if isinstance(status, SyncerStatus):
-            self.syncer, self._heard_syncer = status, time.monotonic()
+            self.syncer, self._heard_syncer, self._syncer_starting = status, time.monotonic(), False
         elif isinstance(status, LearnerStatus):
             self.learners[name] = status
 

@@ -22,16 +22,15 @@ from actors.evaluator import Evaluation, FinalResult
 from actors.fleet import Fleet
 from actors.learner import LearnerStatus
 from actors.lookout import Lookout
+from actors.monitor import CALL_TIMEOUT_S, Monitor
 from actors.spec import LEDGER, SYNCER, RunSpec
 from actors.strike import Striker
 from actors.syncer import SyncerStatus
 from app.run import tape
-from app.run.tracking import Tracker, open_tracker
 from app.run.watch import GiveUp, Lost, Replace, Watch
 
 _log = logging.getLogger(__name__)
 
-CALL_TIMEOUT_S = 10.0
 FINAL_TRIES = 3
 
 
@@ -63,19 +62,15 @@ class Supervisor:
         self._fleet = Fleet(spec)
         self._lookout = Lookout(self._fleet, spec)
         self._striker = Striker(spec, self._lookout)
+        self._monitor = Monitor(spec, self._fleet, self._lookout)
         config = spec.config
         self._watch = Watch(config.learner_ids, config.diloco, config.supervisor, time.monotonic())
         self._phase = "starting"
         self._error: str | None = None
         self._stop_reason: str | None = None
-        self._evaluation: Evaluation | None = None
-        self._evaluating: Any = None
-        self._next_eval = 0
-        self._next_sample = 0.0
         self._final: FinalResult | None = None
         self._summary: dict[str, Any] | None = None
         self._fetched = threading.Event()
-        self._tracker: Tracker | None = None
         threading.Thread(target=self._run, name="supervise", daemon=True).start()
 
     # ---- called by the driver
@@ -90,7 +85,7 @@ class Supervisor:
             syncer_silent_s=look.syncer_silent_s,
             learners=dict(look.learners),
             silent=tuple(look.silent),
-            evaluation=self._evaluation,
+            evaluation=self._monitor.evaluation,
             final=self._final,
             summary=self._summary,
             error=self._error,
@@ -132,10 +127,11 @@ class Supervisor:
         known = self._fleet.find(SYNCER) is not None
         self._fleet.syncer()
         if not self._events("run_started"):
-            self._note("run_started", attempt=self._attempt, run_id=self._spec.run_id, budget=config.train.tokens)
+            self._monitor.note(
+                "run_started", attempt=self._attempt, run_id=self._spec.run_id, budget=config.train.tokens
+            )
             for learner in config.learner_ids:
-                self._note("placed", learner=learner, pool=config.pools.name)
-        self._tracker = open_tracker(config, self._spec.run_id, self._spec.run_dir)
+                self._monitor.note("placed", learner=learner, pool=config.pools.name)
         # After a restart of the supervisor the run may have ended meanwhile: look before starting anything.
         self._lookout.look(wait_s=CALL_TIMEOUT_S if known else 0.0)
         while (status := self._step()) is None:
@@ -149,16 +145,18 @@ class Supervisor:
             return "completed" if syncer.ended == "budget" else "stopped"
         self._make_missing()
         if self._stop_reason is not None:
-            self._call("finish", self._stop_reason, self._spec.config.supervisor.stop_deadline_s)
+            self._monitor.call("finish", self._stop_reason, self._spec.config.supervisor.stop_deadline_s)
         self._lookout.look()
         if self._lookout.service_error is not None:
             self._error = self._lookout.service_error
             return "failed"
+        self._watch_syncer()
         if self._act():
             return "failed"
         if self._lookout.syncer is not None:
             self._phase = "running"
-            self._progress(self._lookout.syncer)
+            self._striker.strike(self._lookout.syncer.tokens, self._monitor.note)
+            self._monitor.progress(self._lookout.syncer)
         return None
 
     def _make_missing(self) -> None:
@@ -169,6 +167,18 @@ class Supervisor:
         for learner in self._spec.config.learner_ids:
             if learner in self._lookout.missing:
                 self._fleet.learner(learner)
+
+    def _watch_syncer(self) -> None:
+        """End a syncer that does not answer; the next one claims a new epoch, so the old one can do no harm."""
+        look, config = self._lookout, self._spec.config
+        deadline = config.supervisor.start_deadline_s if look.syncer_starting else config.diloco.hang_min_s
+        if look.syncer is None or look.syncer_silent_s <= deadline:
+            return
+        _log.warning("the syncer is silent for %.0f s: ending it", look.syncer_silent_s)
+        handle = self._fleet.find(SYNCER)
+        if handle is not None:
+            self._fleet.end_process(look.syncer.node_id, look.syncer.pid, handle)
+        look.restarting_syncer()
 
     def _act(self) -> bool:
         """Carry out what the watch decides; True when the run has failed."""
@@ -192,52 +202,11 @@ class Supervisor:
     def _lost(self, learner: str, incarnation: int, reason: str) -> None:
         if incarnation > 0 and not self._striker.struck(learner, incarnation):
             fields = {"fault": reason, "target": learner, "incarnation": incarnation, "index": None}
-            self._note("fault", **fields, struck_at=time.time())
-        self._call("lost", learner, incarnation, reason)
+            self._monitor.note("fault", **fields, struck_at=time.time())
+        self._monitor.call("lost", learner, incarnation, reason)
         ledger = self._fleet.find(LEDGER)
         if ledger is not None:
             ledger.drop.remote(learner, incarnation)
-
-    def _progress(self, syncer: SyncerStatus) -> None:
-        self._striker.strike(syncer.tokens, self._note)
-        self._evaluate(syncer)
-        now = time.monotonic()
-        if now >= self._next_sample:
-            self._next_sample = now + self._spec.config.supervisor.sample_every_s
-            self._sample(syncer)
-
-    def _sample(self, syncer: SyncerStatus) -> None:
-        """One sample of all counters for the tape and the tracker."""
-        losses = []
-        for learner, status in self._lookout.learners.items():
-            if status.incarnation and learner not in self._lookout.silent:
-                fields = {"incarnation": status.incarnation, "steps": status.steps, "tokens": status.tokens}
-                self._note("learner", learner=learner, **fields, step_time=status.step_time, loss=status.loss)
-                losses.append(status.loss)
-        self._note("syncer", **_sample_of(syncer))
-        if self._tracker is not None and losses:
-            figures = {"train/loss": sum(losses) / len(losses), "merges": syncer.merges, "live": syncer.live}
-            self._tracker.log(syncer.tokens, figures)
-
-    def _evaluate(self, syncer: SyncerStatus) -> None:
-        if self._evaluating is not None:
-            done, _ = ray.wait([self._evaluating], timeout=0)
-            if not done:
-                return
-            try:
-                self._evaluation = ray.get(self._evaluating)
-                result = self._evaluation.result
-                fields = {"tokens": self._evaluation.tokens, "loss": result.loss}
-                self._note("eval", **fields, bits_per_byte=result.bits_per_byte)
-                if self._tracker is not None:
-                    self._tracker.log(self._evaluation.tokens, {"eval/loss": result.loss})
-            except RayError as error:
-                _log.warning("evaluation failed: %s", error)
-            self._evaluating = None
-        elif syncer.tokens > 0 and syncer.tokens >= self._next_eval:  # learners start first, they share its cores
-            every = self._spec.config.eval.every_tokens
-            self._next_eval = (syncer.tokens // every + 1) * every
-            self._evaluating = self._fleet.evaluator().evaluate.remote()
 
     # ---- the end
 
@@ -247,13 +216,13 @@ class Supervisor:
         try:
             self._lookout.look(wait_s=CALL_TIMEOUT_S)
             if self._lookout.syncer is not None:
-                self._sample(self._lookout.syncer)
+                self._monitor.sample(self._lookout.syncer)
             self._fleet.end_learners()
             if status == "completed":
                 status = self._finish()
-            self._call("snapshot")
+            self._monitor.call("snapshot")
             self._summary = conclude(self._spec, status, self._lookout.syncer, self._final)
-            self._note("run_ended", attempt=self._attempt, status=status)
+            self._monitor.note("run_ended", attempt=self._attempt, status=status)
         except Exception:
             self._error = f"{self._error or ''}\n{traceback.format_exc()}".strip()
             _log.exception("the run could not be concluded")
@@ -262,8 +231,7 @@ class Supervisor:
         """Leave nothing behind in the cluster, this actor least of all."""
         self._fleet.end_learners()
         self._fleet.end_services()
-        if self._tracker is not None:
-            self._tracker.finish(self._summary or {})
+        self._monitor.finish(self._summary or {})
         self._phase = "done"
         self._fetched.wait(self._spec.config.supervisor.linger_s)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
@@ -274,26 +242,11 @@ class Supervisor:
             try:
                 final: FinalResult = ray.get(self._fleet.evaluator().finish.remote())
                 self._final = final
-                self._note("final", tokens=final.last.tokens, loss=final.last.result.loss, first=final.first.loss)
+                self._monitor.note(
+                    "final", tokens=final.last.tokens, loss=final.last.result.loss, first=final.first.loss
+                )
                 return "completed"
             except RayError as error:
                 self._error = str(error)
                 _log.warning("final evaluation failed: %s", error)
         return "failed"
-
-    def _note(self, kind: str, **fields: Any) -> None:
-        self._call("note", kind, fields)
-
-    def _call(self, method: str, *args: Any) -> Any:
-        """Call the syncer; one that is away costs this call, and the loop comes round again."""
-        try:
-            syncer = self._fleet.find(SYNCER)
-            return None if syncer is None else ray.get(getattr(syncer, method).remote(*args), timeout=CALL_TIMEOUT_S)
-        except (RayError, TimeoutError) as error:
-            _log.info("syncer.%s: %s", method, error)
-            return None
-
-
-def _sample_of(syncer: SyncerStatus) -> dict[str, Any]:
-    names = ("epoch", "clock", "tokens", "merges", "live", "paused", "cpu_s", "merge_s", "traffic", "balance")
-    return {name: getattr(syncer, name) for name in names}

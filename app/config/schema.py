@@ -95,7 +95,7 @@ class DataConfig:
 class TrainConfig:
     """The inner loop: AdamW with warm-up and cosine by global tokens."""
 
-    tokens: int = 2_200_000
+    tokens: int = 2_400_000
     """Token budget of the whole run, all learners together."""
     batch_size: int = 8
     """Samples in one forward pass of one learner."""
@@ -181,7 +181,7 @@ class TrackingConfig:
 class EvalConfig:
     """Evaluation on held-out text."""
 
-    every_tokens: int = 220_000
+    every_tokens: int = 240_000
     """Global tokens between two evaluations during the run."""
     batch_size: int = 16
     """Samples in one forward pass of an evaluation."""

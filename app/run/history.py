@@ -112,12 +112,16 @@ class History:
                 fault["struck_at"] - self.started_at,
                 self._recovery(fault).total_s,
             )
-            for fault in self.of("fault")
+            for fault in self._faults()
         )
+
+    def _faults(self) -> list[Event]:
+        """Faults, each once: an event that the syncer may not have taken is sent again."""
+        return list({(fault["target"], fault["struck_at"]): fault for fault in self.of("fault")}.values())
 
     def recoveries(self) -> tuple[Recovery, ...]:
         """Every fault with the phases of its recovery."""
-        return tuple(self._recovery(fault) for fault in self.of("fault"))
+        return tuple(self._recovery(fault) for fault in self._faults())
 
     def _recovery(self, fault: Event) -> Recovery:
         kind, target = fault["fault"], fault["target"]

@@ -39,7 +39,7 @@ TINY = [
     "supervisor.linger_s=2",
     # a tiny model steps in milliseconds: rounds a few times a second, so that two cores can keep up
     "diloco.fragments=2",
-    "diloco.sync_interval=200",
+    "diloco.sync_interval=100",
     "diloco.overlap_steps=20",
 ]
 DEADLINE_S = 90.0

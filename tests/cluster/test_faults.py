@@ -3,6 +3,7 @@
 The tests of this module share one run and leave it training.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -49,11 +50,10 @@ def test_a_frozen_learner_holds_nobody_up_and_merges_nothing_stale_when_it_thaws
     frozen = run.learner("learner-2")
     os.kill(frozen.pid, signal.SIGSTOP)
     try:
-        run.wait_merges(6)
-        stale_from = {entry["version"] for entry in run.events("merge")[-2:]}
-        assert stale_from
+        run.wait_merges(3)
     finally:
-        os.kill(frozen.pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # on a very slow machine it was replaced already
+            os.kill(frozen.pid, signal.SIGCONT)
     thawed = time.time()
     wait_for(
         "learner-2 goes on or is replaced",
@@ -61,6 +61,12 @@ def test_a_frozen_learner_holds_nobody_up_and_merges_nothing_stale_when_it_thaws
             (s := run.status("learner-2")) and s.incarnation and run.merged_since(thawed, "learner-2", s.incarnation)
         ),
     )
+    seen = set()
+    for merge in run.events("merge"):  # no version holds two pieces of one incarnation's work on the same base
+        for entry in merge["contains"]:
+            piece = (entry["learner"], entry["incarnation"], merge["fragment"], entry["epoch"], entry["round"])
+            assert piece not in seen
+            seen.add(piece)
     assert run.syncer().work_exact
 
 
@@ -100,6 +106,18 @@ def test_a_killed_syncer_costs_merges_not_steps(run):
     for merge in run.events("merge"):
         assert merge["version"] == seen.get(merge["fragment"], 0) + 1
         seen[merge["fragment"]] = merge["version"]
+
+
+def test_a_frozen_syncer_is_replaced_and_can_do_no_harm(run):
+    before = run.syncer()
+    steps = run.learner("learner-0").steps
+    os.kill(before.pid, signal.SIGSTOP)
+    after = wait_for("another syncer answers", lambda: (s := run.status(SYNCER)) and s.pid != before.pid and s)
+    assert after.epoch == before.epoch + 1
+    assert all(new >= old for new, old in zip(after.versions, before.versions, strict=True))
+    assert run.learner("learner-0").steps > steps
+    run.wait_merges(4)
+    assert not psutil.pid_exists(before.pid)
 
 
 def test_a_killed_ledger_costs_nothing(run):
@@ -152,7 +170,7 @@ def test_the_run_ends_with_a_balanced_account_and_leaves_nothing_behind(run):
     work = summary["work"]
     assert work["outstanding"] == 0
     assert work["processed"] == work["merged"] + sum(work["discarded"].values())
-    assert summary["syncer"]["incarnations"] == 2
+    assert summary["syncer"]["incarnations"] == 3
     assert summary["learners"]["learner-1"]["incarnations"] == 2
     assert {fault["kind"] for fault in summary["faults"]} >= {"died", "hang"}
     wait_for("all processes of the run are gone", lambda: not any(psutil.pid_exists(pid) for pid in pids))

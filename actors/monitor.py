@@ -1,0 +1,109 @@
+"""What a run tells about itself while it goes on: events for the tape, samples of all counters, evaluations, tracking.
+
+The syncer alone writes the tape; what it can't take while it is away waits here and is sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors.evaluator import Evaluation
+from actors.fleet import Fleet
+from actors.lookout import Lookout
+from actors.spec import SYNCER, RunSpec
+from actors.syncer import SyncerStatus
+from app.run.tracking import open_tracker
+
+_log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 10.0
+
+
+class Monitor:
+    """One run's voice."""
+
+    def __init__(self, spec: RunSpec, fleet: Fleet, lookout: Lookout):
+        self._spec, self._fleet, self._lookout = spec, fleet, lookout
+        self._tracker = open_tracker(spec.config, spec.run_id, spec.run_dir)
+        self._backlog: deque[tuple[str, dict[str, Any]]] = deque()
+        self._evaluating: Any = None
+        self._next_eval = 0
+        self._next_sample = 0.0
+        self.evaluation: Evaluation | None = None
+        """The newest one."""
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Put an event on the tape, now or once the syncer is back; it may come twice."""
+        self._backlog.append((kind, fields))
+        while self._backlog and self.call("note", *self._backlog[0]):
+            self._backlog.popleft()
+
+    def call(self, method: str, *args: Any) -> bool:
+        """Call the syncer; False when it is away. One that was silent at the last look is not waited for."""
+        syncer = None if SYNCER in self._lookout.silent else self._fleet.find(SYNCER)
+        if syncer is None:
+            return False
+        try:
+            ray.get(getattr(syncer, method).remote(*args), timeout=CALL_TIMEOUT_S)
+        except (RayError, TimeoutError) as error:
+            _log.info("syncer.%s: %s", method, error)
+            return False
+        return True
+
+    def progress(self, syncer: SyncerStatus) -> None:
+        """Sample and evaluate when it is time to."""
+        self._evaluate(syncer)
+        now = time.monotonic()
+        if now >= self._next_sample:
+            self._next_sample = now + self._spec.config.supervisor.sample_every_s
+            self.sample(syncer)
+
+    def sample(self, syncer: SyncerStatus) -> None:
+        """One sample of all counters for the tape and the tracker."""
+        losses = []
+        for learner, status in self._lookout.learners.items():
+            if status.incarnation and learner not in self._lookout.silent:
+                fields = {"incarnation": status.incarnation, "steps": status.steps, "tokens": status.tokens}
+                self.note("learner", learner=learner, **fields, step_time=status.step_time, loss=status.loss)
+                losses.append(status.loss)
+        self.note("syncer", **_sample_of(syncer))
+        if losses:
+            figures = {"train/loss": sum(losses) / len(losses), "merges": syncer.merges, "live": syncer.live}
+            self._tracker.log(syncer.tokens, figures)
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """The run's last figures go to the tracker."""
+        self._tracker.finish(summary)
+
+    def _evaluate(self, syncer: SyncerStatus) -> None:
+        if self._evaluating is not None:
+            self._collect()
+        elif syncer.tokens > 0 and syncer.tokens >= self._next_eval:  # learners start first, they share its cores
+            every = self._spec.config.eval.every_tokens
+            self._next_eval = (syncer.tokens // every + 1) * every
+            self._evaluating = self._fleet.evaluator().evaluate.remote()
+
+    def _collect(self) -> None:
+        done, _ = ray.wait([self._evaluating], timeout=0)
+        if not done:
+            return
+        try:
+            found: Evaluation = ray.get(self._evaluating)
+            result = found.result
+            self.evaluation = found
+            self.note("eval", tokens=found.tokens, loss=result.loss, bits_per_byte=result.bits_per_byte)
+            self._tracker.log(found.tokens, {"eval/loss": result.loss, "eval/bits_per_byte": result.bits_per_byte})
+        except RayError as error:
+            _log.warning("evaluation failed: %s", error)
+        self._evaluating = None
+
+
+def _sample_of(syncer: SyncerStatus) -> dict[str, Any]:
+    names = ("epoch", "clock", "tokens", "merges", "live", "paused", "cpu_s", "merge_s", "traffic", "balance")
+    return {name: getattr(syncer, name) for name in names}
