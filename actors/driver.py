@@ -82,7 +82,13 @@ class Driver:
             print("starting Ray on this machine ...", flush=True)
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
             return
-        ray.init(**options)
+        try:
+            ray.init(**options)
+        except (ConnectionError, RuntimeError) as error:
+            why = str(error).splitlines()[0]
+            raise ConfigError(
+                "RAY_ADDRESS", os.environ["RAY_ADDRESS"], f"no cluster can be used there: {why}"
+            ) from error
         nodes = [node for node in ray.nodes() if node["Alive"]]
         if len(nodes) > 1 and not spec.config.run.shared_dir:
             ray.shutdown()

@@ -54,6 +54,7 @@ class Feed:
         self._permutation = Permutation(spec.config.run.seed, len(data.train), config.block_samples)
         self._leases: queue.Queue[Lease] = queue.Queue(maxsize=config.leases_ahead)
         self._blocks: deque[_Block] = deque()
+        self._messages: queue.SimpleQueue[tuple[str, tuple[int, ...]]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._ledger: Any = None
         self._thread = threading.Thread(target=self._lease_ahead, name="feed", daemon=True)
@@ -106,13 +107,17 @@ class Feed:
         return used * RENEWALS_PER_BLOCK // len(block.rows)
 
     def _tell(self, method: str, *args: int) -> None:
-        """A message that may be lost: the ledger then issues a little too much again."""
-        if self._ledger is None:
-            return
-        try:
-            getattr(self._ledger, method).remote(*args)
-        except RayError as error:
-            _log.info("ledger away: %s", error)
+        """Leave a message for the ledger; the feed's own thread sends it, so that training never touches Ray."""
+        self._messages.put((method, args))
+
+    def _send_messages(self) -> None:
+        """Messages may be lost: the ledger then issues a little too much again."""
+        while not self._messages.empty():
+            method, args = self._messages.get()
+            try:
+                getattr(self._ledger, method).remote(*args)
+            except RayError as error:
+                _log.info("ledger away: %s", error)
 
     def _lease_ahead(self) -> None:
         request = 0
@@ -123,6 +128,7 @@ class Feed:
                 continue
             request += 1
             while not self._stop.is_set():
+                self._send_messages()
                 try:
                     self._leases.put(lease, timeout=WAIT_S)
                     break

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.chaos import send_signal
 from actors.evaluator import Evaluator
-from actors.learner import Learner
+from actors.learner import HANG_SIGNAL, Learner
 from actors.ledger import Ledger
 from actors.spec import EVALUATOR, LEDGER, SYNCER, RunSpec
 from actors.syncer import Syncer
@@ -91,8 +91,9 @@ class Fleet:
             return None
 
     def end_process(self, node_id: str, pid: int, handle: Any) -> None:
-        """End an actor's process, even a stopped one, so that Ray starts it anew."""
+        """End an actor's process, even a stopped one, so that Ray starts it anew; its log says where it was."""
         try:
+            ray.get(send_signal(node_id, pid, HANG_SIGNAL), timeout=SIGNAL_TIMEOUT_S)
             ray.get(send_signal(node_id, pid, signal.SIGKILL), timeout=SIGNAL_TIMEOUT_S)
         except (RayError, TimeoutError, ProcessLookupError) as error:
             _log.info("no signal to %s on %s: %s", pid, node_id, error)

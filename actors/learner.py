@@ -6,7 +6,9 @@ Heavy imports wait until the process is up, so that their share of a recovery ca
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +17,9 @@ import psutil
 
 if TYPE_CHECKING:
     from actors.spec import RunSpec
+
+
+HANG_SIGNAL = signal.SIGUSR1
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Learner:
     """Starts its worker and answers for it. Training runs in the worker's own threads."""
 
     def __init__(self, spec: RunSpec, learner: str):
+        # A learner that hangs can't tell why: on this signal its threads' stacks go to its log in Ray's session folder.
+        faulthandler.register(HANG_SIGNAL, all_threads=True)
         timeline = {"process": psutil.Process().create_time(), "actor": time.time()}
         from actors.worker import Worker
 

@@ -7,6 +7,7 @@ polls park in the loop. It is detached and restarts by itself: everything durabl
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import time
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import ray
 import torch
 
+from actors.learner import HANG_SIGNAL
 from actors.spec import RunSpec
 from app.diloco.durable import Durable, merge_record, restore, whole_state
 from app.diloco.events import (
@@ -105,7 +107,7 @@ class Syncer:
     """Owner of the global model. All methods are safe to call twice."""
 
     def __init__(self, spec: RunSpec):
-        os.environ["OMP_NUM_THREADS"] = "1"
+        faulthandler.register(HANG_SIGNAL, all_threads=True)
         torch.set_num_threads(1)
         self._spec = spec
         self._journal = Journal(open_store(str(spec.checkpoints)), spec.config.checkpoint.keep)
