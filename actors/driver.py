@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import sys
@@ -12,14 +11,23 @@ from types import FrameType
 from typing import Any
 
 import ray
+from ray.exceptions import ActorDiedError
 
 from actors.progress import Progress, ending_of
 from actors.spec import RunSpec
-from actors.start import dismiss, run_id_of, start_or_attach, status_of, wait_until_left, write_version_0
+from actors.start import (
+    dismiss,
+    run_id_of,
+    start_local_ray,
+    start_or_attach,
+    status_of,
+    wait_until_left,
+    write_version_0,
+)
 from actors.supervisor import SupervisorStatus
 from app.config import Config, ConfigError, check_fragments
 from app.diloco.fragments import build_layout, specs_of, table
-from app.learning.data import prepare
+from app.learning.data import has_changed, prepare
 from app.learning.model import build_model
 from app.run.display import Display
 from app.run.final_report import final_report
@@ -50,20 +58,20 @@ class Driver:
             print(f"this run is completed already: {folder.location}/model", flush=True)
             return 0
         spec = prepare_run(self._config, folder)
-        own = "RAY_ADDRESS" not in os.environ
+        own = not os.environ.get("RAY_ADDRESS")
         self._connect(spec, own)
         try:
             self._watch_signals()
             supervisor, attached = start_or_attach(spec)
             if attached:
                 print(f"attached to the living run {spec.run_id}", flush=True)
-            return self._follow(spec, supervisor)
+            return self._follow(folder, spec, supervisor)
         finally:
             ray.shutdown()
 
     def _is_complete(self, folder: RunFolder) -> bool:
         """Whether there is nothing left to do: the budget was reached and the model is written."""
-        if not folder.resumed or not (folder.local / "model").is_dir():
+        if not (folder.local / "model").is_dir():
             return False
         try:
             summary = read_summary(folder.store)
@@ -74,17 +82,13 @@ class Driver:
     # ---- Ray
 
     def _connect(self, spec: RunSpec, own: bool) -> None:
-        options: dict[str, Any] = {"namespace": spec.namespace, "log_to_driver": False, "logging_level": "warning"}
         if own:
-            pools = spec.config.pools
-            wanted = spec.config.learners * pools.cpus_per_learner + pools.cpus_of_syncer
-            cpus = max(os.cpu_count() or 1, math.ceil(wanted))
             print("starting Ray on this machine ...", flush=True)
-            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
+            start_local_ray(spec.config, spec.namespace)
             return
         try:
-            ray.init(**options)
-        except (ConnectionError, RuntimeError) as error:
+            ray.init(namespace=spec.namespace, log_to_driver=False, logging_level="warning")
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             why = str(error).splitlines()[0]
             raise ConfigError(
                 "RAY_ADDRESS", os.environ["RAY_ADDRESS"], f"no cluster can be used there: {why}"
@@ -109,7 +113,7 @@ class Driver:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
 
-    def _follow(self, spec: RunSpec, supervisor: Any) -> int:
+    def _follow(self, folder: RunFolder, spec: RunSpec, supervisor: Any) -> int:
         progress = Progress(spec)
         heard, told = time.monotonic(), False
         status: SupervisorStatus | None = None
@@ -120,7 +124,10 @@ class Driver:
                         told = True
                         display.say(f"{signal.Signals(self._signal).name}: last round and checkpoint ...")
                     supervisor.stop.remote(signal.Signals(self._signal).name)  # again: it may have been restarted
-                answer = status_of(supervisor)
+                try:
+                    answer = status_of(supervisor)
+                except ActorDiedError as error:
+                    return self._after(folder, error)
                 if answer is not None:
                     status, heard = answer, time.monotonic()
                     for line in progress.news():
@@ -133,6 +140,14 @@ class Driver:
         dismiss(supervisor)
         wait_until_left(spec.run_id)
         return self._conclude(spec, status)
+
+    def _after(self, folder: RunFolder, error: ActorDiedError) -> int:
+        """The supervisor left while nobody looked: the run's files tell how it ended."""
+        if self._is_complete(folder):
+            print(f"the run has completed: {folder.location}/model", flush=True)
+            return 0
+        print(f"the supervisor has ended: {error}", file=sys.stderr)
+        return 1
 
     def _conclude(self, spec: RunSpec, status: SupervisorStatus) -> int:
         if status.error is not None:
@@ -149,12 +164,14 @@ class Driver:
 def prepare_run(config: Config, folder: RunFolder) -> RunSpec:
     """Everything that needs no Ray: data, layout, version 0. Raises ConfigError for what shows only now."""
     print(f"run folder {folder.location}", flush=True)
+    if folder.resumed and has_changed(config.data, folder.local / "data"):
+        why = "the text has changed since this run started: its tokens would mean something else"
+        raise ConfigError("data.source", config.data.source, why)
     try:
         data = prepare(config.data, folder.local / "data")
         model = build_model(config.model, data.manifest.vocab, config.data.seq_len, config.run.seed)
-    except (ValueError, FileNotFoundError) as error:
-        key, _, why = str(error).partition("=")
-        raise ConfigError(key, why, "see there") from error
+    except (ValueError, OSError) as error:
+        raise ConfigError("data.source", config.data.source, " ".join(str(error).split())) from error
     specs = specs_of(model)
     check_fragments(len(specs), config)
     layout = build_layout(specs, config.diloco.fragments)

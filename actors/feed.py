@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from ray.exceptions import RayError
 
 from actors.spec import LEDGER, RunSpec
-from app.learning.blocks import Lease, Permutation
+from app.learning.blocks import Lease, Permutation, StaleIncarnation
 from app.learning.data import PreparedData
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,15 @@ class _Block:
 class Feed:
     """Gives the micro-batches of one inner step after the other; a thread of its own leases ahead."""
 
-    def __init__(self, spec: RunSpec, learner: str, incarnation: int, data: PreparedData):
+    def __init__(
+        self,
+        spec: RunSpec,
+        learner: str,
+        incarnation: int,
+        data: PreparedData,
+        guarded: Callable[[Callable[[], None]], Callable[[], None]],
+    ):
+        """`guarded` wraps a thread's body so that its failure is the learner's."""
         self._spec, self._learner, self._incarnation, self._data = spec, learner, incarnation, data
         config = spec.config.data
         self._permutation = Permutation(spec.config.run.seed, len(data.train), config.block_samples)
@@ -57,7 +66,7 @@ class Feed:
         self._messages: queue.SimpleQueue[tuple[str, tuple[int, ...]]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._ledger: Any = None
-        self._thread = threading.Thread(target=self._lease_ahead, name="feed", daemon=True)
+        self._thread = threading.Thread(target=guarded(self._lease_ahead), name="feed", daemon=True)
 
     def start(self) -> None:
         """Start leasing."""
@@ -141,7 +150,7 @@ class Feed:
             call = self._ledger.lease.remote(self._learner, self._incarnation, request)
             lease: Lease | None = ray.get(call, timeout=CALL_TIMEOUT_S)
             return lease
-        except ray.exceptions.RayTaskError:
+        except StaleIncarnation:
             self._stop.set()  # a newer process has this learner's place
             return None
         except (RayError, ValueError, TimeoutError) as error:

@@ -62,8 +62,12 @@ class Link:
         on_reply: Callable[[Reply], None],
         idle: threading.Event,
         fenced: Callable[[], None],
+        guarded: Callable[[Callable[[], None]], Callable[[], None]],
     ):
-        """`pace` gives (step time, loss) now; `on_reply` hears every reply before its asks are answered."""
+        """`pace` gives (step time, loss) now; `on_reply` hears every reply before its asks are answered.
+
+        `guarded` wraps a thread's body so that its failure is the learner's.
+        """
         self._spec = spec
         self._replica = replica
         self._pace = pace
@@ -76,8 +80,8 @@ class Link:
         self._last_told = 0.0
         self._told_clock = replica.clock
         self._threads = [
-            threading.Thread(target=self._hear, name="hear", daemon=True),
-            threading.Thread(target=self._tell, name="tell", daemon=True),
+            threading.Thread(target=guarded(self._hear), name="hear", daemon=True),
+            threading.Thread(target=guarded(self._tell), name="tell", daemon=True),
         ]
 
     def start(self) -> None:
@@ -108,7 +112,7 @@ class Link:
             self._due.clear()
             self._last_told = time.monotonic()
             try:
-                self._syncer.report.remote(self._report())
+                self._syncer.report.options(num_returns=0).remote(self._report())  # nobody waits for it
             except RayError as error:
                 _log.info("report not sent: %s", error)
 
@@ -145,7 +149,7 @@ class Link:
         step_time, loss = self._pace()
         given = self._replica.contribute(ask, step_time, loss, self._idle.is_set())
         try:
-            self._syncer.contribute.remote(given)
+            self._syncer.contribute.options(num_returns=0).remote(given)
         except RayError as error:
             _log.info("contribution not sent: %s", error)
 

@@ -91,6 +91,7 @@ class Lookout:
         except (ActorDiedError, ActorUnavailableError) as error:
             self.silent.add(name)
             self._gone.add(name)
+            self.learners.pop(name, None)  # its process id is nobody's now
             if name == SYNCER and not self._syncer_starting:
                 self.restarting_syncer()
             if isinstance(error, ActorDiedError):

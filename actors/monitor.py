@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -18,7 +19,7 @@ from actors.fleet import Fleet
 from actors.lookout import Lookout
 from actors.spec import SYNCER, RunSpec
 from actors.syncer import SyncerStatus
-from app.run.tracking import open_tracker
+from app.run.tracking import NoTracker, Tracker, open_tracker
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +31,9 @@ class Monitor:
 
     def __init__(self, spec: RunSpec, fleet: Fleet, lookout: Lookout):
         self._spec, self._fleet, self._lookout = spec, fleet, lookout
-        self._tracker = open_tracker(spec.config, spec.run_id, spec.run_dir)
-        self._backlog: deque[tuple[str, dict[str, Any]]] = deque()
+        self._tracker: Tracker = NoTracker()
+        self._guarded(self._open_tracker)
+        self._backlog: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._evaluating: Any = None
         self._next_eval = 0
         self._next_sample = 0.0
@@ -40,8 +42,12 @@ class Monitor:
 
     def note(self, kind: str, **fields: Any) -> None:
         """Put an event on the tape, now or once the syncer is back; it may come twice."""
-        self._backlog.append((kind, fields))
-        while self._backlog and self.call("note", *self._backlog[0]):
+        self.tell("note", kind, {"at": time.time(), **fields})
+
+    def tell(self, method: str, *args: Any) -> None:
+        """Call the syncer now or once it is back, in order; it may be called twice."""
+        self._backlog.append((method, args))
+        while self._backlog and self.call(self._backlog[0][0], *self._backlog[0][1]):
             self._backlog.popleft()
 
     def call(self, method: str, *args: Any) -> bool:
@@ -75,11 +81,23 @@ class Monitor:
         self.note("syncer", **_sample_of(syncer))
         if losses:
             figures = {"train/loss": sum(losses) / len(losses), "merges": syncer.merges, "live": syncer.live}
-            self._tracker.log(syncer.tokens, figures)
+            self._guarded(lambda: self._tracker.log(syncer.tokens, figures))
 
     def finish(self, summary: dict[str, Any]) -> None:
         """The run's last figures go to the tracker."""
-        self._tracker.finish(summary)
+        self._guarded(lambda: self._tracker.finish(summary))
+
+    def _open_tracker(self) -> None:
+        self._tracker = open_tracker(self._spec.config, self._spec.run_id, self._spec.run_dir)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """A tracker that fails costs its figures, never the run; the tape has them all."""
+        try:
+            call()
+        except Exception as error:
+            _log.exception("tracking is off from here on")
+            self._tracker = NoTracker()
+            self.note("tracking_failed", error=str(error))
 
     def _evaluate(self, syncer: SyncerStatus) -> None:
         if self._evaluating is not None:
@@ -98,7 +116,8 @@ class Monitor:
             result = found.result
             self.evaluation = found
             self.note("eval", tokens=found.tokens, loss=result.loss, bits_per_byte=result.bits_per_byte)
-            self._tracker.log(found.tokens, {"eval/loss": result.loss, "eval/bits_per_byte": result.bits_per_byte})
+            figures = {"eval/loss": result.loss, "eval/bits_per_byte": result.bits_per_byte}
+            self._guarded(lambda: self._tracker.log(found.tokens, figures))
         except RayError as error:
             _log.warning("evaluation failed: %s", error)
         self._evaluating = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -11,10 +13,11 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 
 from actors.spec import SUPERVISOR, RunSpec, namespace_of
 from actors.supervisor import Supervisor, SupervisorStatus
+from app.config import Config
 from app.diloco.durable import first_state
 from app.diloco.fragments import Layout
 from app.run.folder import RunFolder
@@ -49,6 +52,20 @@ def write_version_0(
     journal.snapshot(state.meta, state.tensors)
 
 
+def start_local_ray(config: Config, namespace: str) -> None:
+    """Start a Ray of this machine's own, with room for the run's actors whatever the number of cores."""
+    pools = config.pools
+    wanted = config.learners * pools.cpus_per_learner + pools.cpus_of_syncer
+    ray.init(
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, math.ceil(wanted)),
+        include_dashboard=False,
+        namespace=namespace,
+        log_to_driver=False,
+        logging_level="warning",
+    )
+
+
 def find_supervisor(run_id: str) -> Any | None:
     """A fresh handle of the run's living supervisor, if there is one."""
     try:
@@ -58,10 +75,15 @@ def find_supervisor(run_id: str) -> Any | None:
 
 
 def status_of(supervisor: Any, timeout_s: float = ANSWER_S) -> SupervisorStatus | None:
-    """The supervisor's status; None when it does not answer, as while it is being restarted."""
+    """The supervisor's status; None when it does not answer, as while it is being restarted.
+
+    Raises ActorDiedError when it has left the cluster.
+    """
     try:
         status: SupervisorStatus = ray.get(supervisor.status.remote(), timeout=timeout_s)
         return status
+    except ActorDiedError:
+        raise
     except (RayError, TimeoutError) as error:
         _log.info("supervisor away: %s", error)
         return None
@@ -71,7 +93,10 @@ def start_or_attach(spec: RunSpec) -> tuple[Any, bool]:
     """The run's supervisor, and whether it was there before. One that has ended its run is waited out."""
     deadline = time.monotonic() + LEAVE_S
     while (found := find_supervisor(spec.run_id)) is not None:
-        status = status_of(found)
+        try:
+            status = status_of(found)
+        except ActorDiedError:
+            status = None
         if status is not None and status.phase != "done":
             return found, True
         if status is not None:

@@ -27,6 +27,8 @@ from actors.spec import LEDGER, SYNCER, RunSpec
 from actors.strike import Striker
 from actors.syncer import SyncerStatus
 from app.run import tape
+from app.run.storage import open_store
+from app.run.summary import read_summary
 from app.run.watch import GiveUp, Lost, Replace, Watch
 
 _log = logging.getLogger(__name__)
@@ -107,7 +109,9 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            if not self._events("run_ended"):
+            if self._events("run_ended"):
+                self._summary = read_summary(open_store(str(self._spec.run_dir)))
+            else:
                 self._supervise()
         except Exception:
             self._error = traceback.format_exc()
@@ -125,7 +129,8 @@ class Supervisor:
     def _supervise(self) -> None:
         config = self._spec.config
         known = self._fleet.find(SYNCER) is not None
-        self._fleet.syncer()
+        if not known:
+            self._make_missing()
         if not self._events("run_started"):
             self._monitor.note(
                 "run_started", attempt=self._attempt, run_id=self._spec.run_id, budget=config.train.tokens
@@ -172,12 +177,14 @@ class Supervisor:
         """End a syncer that does not answer; the next one claims a new epoch, so the old one can do no harm."""
         look, config = self._lookout, self._spec.config
         deadline = config.supervisor.start_deadline_s if look.syncer_starting else config.diloco.hang_min_s
-        if look.syncer is None or look.syncer_silent_s <= deadline:
+        if look.syncer_silent_s <= deadline:
             return
         _log.warning("the syncer is silent for %.0f s: ending it", look.syncer_silent_s)
         handle = self._fleet.find(SYNCER)
-        if handle is not None:
+        if handle is not None and look.syncer is not None and not look.syncer_starting:
             self._fleet.end_process(look.syncer.node_id, look.syncer.pid, handle)
+        elif handle is not None:
+            ray.kill(handle, no_restart=False)
         look.restarting_syncer()
 
     def _act(self) -> bool:
@@ -203,7 +210,7 @@ class Supervisor:
         if incarnation > 0 and not self._striker.struck(learner, incarnation):
             fields = {"fault": reason, "target": learner, "incarnation": incarnation, "index": None}
             self._monitor.note("fault", **fields, struck_at=time.time())
-        self._monitor.call("lost", learner, incarnation, reason)
+        self._monitor.tell("lost", learner, incarnation, reason)
         ledger = self._fleet.find(LEDGER)
         if ledger is not None:
             ledger.drop.remote(learner, incarnation)
@@ -229,24 +236,30 @@ class Supervisor:
 
     def _leave(self) -> None:
         """Leave nothing behind in the cluster, this actor least of all."""
-        self._fleet.end_learners()
-        self._fleet.end_services()
-        self._monitor.finish(self._summary or {})
+        try:
+            self._fleet.end_learners()
+            self._fleet.end_services()
+            self._monitor.finish(self._summary or {})
+        except Exception:
+            _log.exception("something may be left in the cluster")
         self._phase = "done"
         self._fetched.wait(self._spec.config.supervisor.linger_s)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     def _finish(self) -> str:
         """The final evaluation and `model/`; an evaluator that dies is made again."""
+        deadline_s = self._spec.config.supervisor.evaluation_deadline_s
         for _ in range(FINAL_TRIES):
+            evaluator = self._fleet.evaluator()
             try:
-                final: FinalResult = ray.get(self._fleet.evaluator().finish.remote())
+                final: FinalResult = ray.get(evaluator.finish.remote(), timeout=deadline_s)
                 self._final = final
                 self._monitor.note(
                     "final", tokens=final.last.tokens, loss=final.last.result.loss, first=final.first.loss
                 )
                 return "completed"
-            except RayError as error:
-                self._error = str(error)
+            except (RayError, TimeoutError) as error:
+                self._error = f"final evaluation: {error}"
                 _log.warning("final evaluation failed: %s", error)
+                ray.kill(evaluator, no_restart=True)
         return "failed"

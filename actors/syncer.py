@@ -195,6 +195,7 @@ class Syncer:
         self._start()
         numel = self._numel(contribution.fragment)
         if numel is None:
+            self._feed(Arrived(contribution, None))  # counted as garbage
             return
         self._traffic.up += contribution.payload.size
         self._traffic.up_fp32 += 4 * numel

@@ -14,6 +14,7 @@ import time
 import traceback
 import uuid
 from collections import deque
+from collections.abc import Callable
 
 import ray
 import torch
@@ -51,7 +52,7 @@ class Worker:
         self._stop = threading.Event()
         self._finish = threading.Event()
         self._idle = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="train", daemon=True)
+        self._thread = threading.Thread(target=self._guarded(self._train), name="train", daemon=True)
 
     def start(self) -> None:
         """Start the training thread."""
@@ -78,13 +79,19 @@ class Worker:
         times = list(self._step_times)
         return (statistics.median(times) if times else 0.0), self._loss
 
-    def _run(self) -> None:
-        try:
-            self._train()
-        except Exception:
-            self._error = traceback.format_exc()
-            self._state = "failed"
-            _log.exception("learner %s failed", self._learner)
+    def _guarded(self, body: Callable[[], None]) -> Callable[[], None]:
+        """A thread that ends by an error ends the learner: the supervisor reads it and has the process replaced."""
+
+        def run() -> None:
+            try:
+                body()
+            except Exception:
+                self._error = traceback.format_exc()
+                self._state = "failed"
+                self._stop.set()
+                _log.exception("learner %s failed", self._learner)
+
+        return run
 
     def _train(self) -> None:
         spec, config = self._spec, self._spec.config
@@ -107,8 +114,8 @@ class Worker:
         self._estimate.update(welcome.tokens_processed, 0, live=config.learners)
         if welcome.finish:
             self._finish.set()
-        link = Link(spec, replica, self._pace, self._on_reply, self._idle, self._leave)
-        feed = Feed(spec, self._learner, replica.sender.incarnation, data)
+        link = Link(spec, replica, self._pace, self._on_reply, self._idle, self._leave, self._guarded)
+        feed = Feed(spec, self._learner, replica.sender.incarnation, data, self._guarded)
         feed.start()
         link.start()
         try:
@@ -143,6 +150,9 @@ class Worker:
         """The budget is reached: what is in the parameters now is what the last round gets."""
         self._state = "finished"
         self._idle.set()
+        if not self._finish.is_set():  # the run goes on after all
+            self._idle.clear()
+            return
         self._stop.wait(BOUNDARY_POLL_S)
 
     def _on_reply(self, reply: Reply) -> None:

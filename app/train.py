@@ -15,7 +15,7 @@ os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-if "RAY_ADDRESS" in os.environ and (
+if os.environ.get("RAY_ADDRESS") and (
     os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} or Path("~/.ray/auth_token").expanduser().exists()
 ):
     # `ray start` asks for a token where there is one, but a client does not send it unasked; open clusters ignore it

@@ -62,7 +62,9 @@ def _check_run(config: Config) -> None:
     if not name or name in {".", ".."} or any(c in name for c in "/\\\n\0"):
         raise ConfigError("run.name", name, "a name without slashes is needed")
     if config.run.dir == "":
-        raise ConfigError("run.dir", "", "a folder, a URL or null is needed")
+        raise ConfigError("run.dir", "", "a folder or null is needed")
+    if "://" in config.run.path and not config.run.path.startswith("file://"):
+        raise ConfigError("run.dir", config.run.path, "a folder is needed; other stores can't be used yet")
     _one_of("run.resume", config.run.resume, RESUME_RULES)
     _at_least("run.seed", config.run.seed, 0)
     _at_least("learners", config.learners, 1)
@@ -163,7 +165,7 @@ def _check_fault(key: str, fault: Fault, config: Config) -> None:
 def _check_rest(config: Config) -> None:
     if not config.pools.name:
         raise ConfigError("pools.name", "", "a name is needed")
-    _at_least("pools.cpus_per_learner", config.pools.cpus_per_learner, 0.0)
+    _above("pools.cpus_per_learner", config.pools.cpus_per_learner, 0.0)
     _at_least("pools.cpus_of_syncer", config.pools.cpus_of_syncer, 0.0)
     _at_least("pools.gpus_per_learner", config.pools.gpus_per_learner, 0.0)
     _one_of("tracking.kind", config.tracking.kind, TRACKERS)
@@ -173,7 +175,7 @@ def _check_rest(config: Config) -> None:
     _at_least("checkpoint.snapshot_every_merges", config.checkpoint.snapshot_every_merges, 1)
     _at_least("checkpoint.keep", config.checkpoint.keep, 1)
     _at_least("supervisor.most_failed_starts", config.supervisor.most_failed_starts, 1)
-    for key in ("poll_s", "stop_deadline_s", "start_deadline_s", "sample_every_s", "linger_s"):
+    for key in ("poll_s", "stop_deadline_s", "start_deadline_s", "sample_every_s", "evaluation_deadline_s", "linger_s"):
         _above(f"supervisor.{key}", getattr(config.supervisor, key), 0.0)
 
 

@@ -25,7 +25,7 @@ class RunConfig:
     name: str = "main"
     """Name of the run; also the name of its folder when `run.dir` is not given."""
     dir: str | None = None
-    """Folder or fsspec URL that holds everything about the run; null means runs/<run.name>."""
+    """Folder that holds everything about the run; null means runs/<run.name>."""
     seed: int = 1
     """Seed of the first weights and of the order of the data."""
     resume: str = "never"
@@ -215,6 +215,8 @@ class SupervisorConfig:
     """Starts in a row without a step, of every learner, after which the run has failed."""
     sample_every_s: float = 2.0
     """Seconds between two samples of every actor's counters in the event tape and the tracker."""
+    evaluation_deadline_s: float = 3600.0
+    """Seconds that the final evaluation and export may take before they are tried again."""
     linger_s: float = 15.0
     """Seconds for which a finished run waits for a driver to fetch its result before it leaves the cluster."""
 

@@ -82,6 +82,12 @@ def prepare(config: DataConfig, out_dir: Path) -> PreparedData:
     return load(out_dir)
 
 
+def has_changed(config: DataConfig, out_dir: Path) -> bool:
+    """Whether `out_dir` holds samples that `config` would not give any more: other settings, or another text."""
+    found = _read_manifest(out_dir)
+    return found is not None and found.fingerprint != _fingerprint(config)
+
+
 def load(out_dir: Path) -> PreparedData:
     """Open a prepared folder. Raises FileNotFoundError when it is not complete."""
     manifest = _read_manifest(out_dir)

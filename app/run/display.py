@@ -73,6 +73,8 @@ class Display:
         self._every = plain_every_s
         self._clock = clock
         self._last: float | None = None
+        self._full = False
+        """The line of the reached budget is printed."""
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
@@ -96,7 +98,9 @@ class Display:
             self._live.update(live_view(view), refresh=True)
             return
         now = self._clock()
-        if self._last is None or now - self._last >= self._every or view.share >= 1.0:
+        full = view.share >= 1.0 and not self._full
+        if self._last is None or now - self._last >= self._every or full:
+            self._full = view.share >= 1.0
             self._last = now
             self.say(plain_line(view))
 

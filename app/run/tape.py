@@ -29,13 +29,15 @@ class Tape:
         self._start: float | None = float(first["at"]) if first else None
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Add one event. NaN and infinities become null, as JSON has no word for them.
+        """Add one event, of now unless `at` says when it was.
+
+        NaN and infinities become null, as JSON has no word for them.
 
         Raises:
             TypeError: a field that JSON can't hold.
             OSError: the disk is full or gone; the next event starts on a line of its own.
         """
-        at = time.time()
+        at = fields.pop("at", None) or time.time()
         with self._lock:
             self._start = at if self._start is None else self._start
             event = {"kind": kind, "at": at, "t": at - self._start, **fields}

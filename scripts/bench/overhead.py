@@ -39,7 +39,7 @@ import torch
 
 from actors.driver import prepare_run
 from actors.spec import SYNCER, RunSpec
-from actors.start import start_or_attach
+from actors.start import start_local_ray, start_or_attach
 from app.config import Config, load
 from app.learning import data as prepared
 from app.learning.blocks import Permutation
@@ -155,8 +155,7 @@ def order(config: Config, samples: int) -> Iterator[Any]:
 
 def start_learner(spec: RunSpec) -> Runner:
     """A run with one learner on a Ray of its own."""
-    options = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
-    ray.init(address="local", num_cpus=2, namespace=spec.namespace, **options)
+    start_local_ray(spec.config, spec.namespace)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ray.init sets one of its own
     start_or_attach(spec)
     learner = find(LEARNER, spec)

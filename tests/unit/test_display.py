@@ -77,11 +77,12 @@ def test_the_table_has_a_row_for_each_learner() -> None:
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
-    stream, times = io.StringIO(), iter([0.0, 1.0, 4.9, 5.0, 6.0, 6.1])
+    stream, times = io.StringIO(), iter([0.0, 1.0, 4.9, 5.0, 6.0, 6.1, 6.2, 6.3])
     with Display(stream, 5.0, lambda: next(times)) as display:
         for _ in range(5):
             display.show(VIEW)
-        display.show(dataclasses.replace(VIEW, tokens=VIEW.budget))
+        for _ in range(3):  # the reached budget is told at once, and once
+            display.show(dataclasses.replace(VIEW, tokens=VIEW.budget))
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
     assert "100%" in lines[-1]
