@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from app.learning.memory import keep_freed_memory
+
 if TYPE_CHECKING:
     from actors.spec import RunSpec
 
@@ -47,6 +49,7 @@ class Learner:
     def __init__(self, spec: RunSpec, learner: str):
         # A learner that hangs can't tell why: on this signal its threads' stacks go to its log in Ray's session folder.
         faulthandler.register(HANG_SIGNAL, all_threads=True)
+        keep_freed_memory()  # before the threads that it is for
         timeline = {"process": psutil.Process().create_time(), "actor": time.time()}
         from actors.worker import Worker
 

@@ -92,7 +92,9 @@ REFUSED = [
     (["tracking.mode=loud"], "tracking.mode=loud", "offline, online"),
     (["checkpoint.keep=0"], "checkpoint.keep=0", "at least 1"),
     (["supervisor.poll_s=0"], "supervisor.poll_s=0", "more than 0"),
-    (["pools.cpus_per_learner=-1"], "pools.cpus_per_learner=-1", "at least 0"),
+    (["pools.cpus_per_learner=-1"], "pools.cpus_per_learner=-1", "more than 0"),
+    (["pools.cpus_per_learner=0"], "pools.cpus_per_learner=0", "more than 0"),
+    (["run.dir=s3://bucket/run"], "run.dir=s3://bucket/run", "a folder is needed"),
 ]
 
 
@@ -146,10 +148,6 @@ def test_the_last_of_two_overrides_holds() -> None:
 
 def test_one_label_can_be_set_by_its_own_key() -> None:
     assert load(["pools.label_selector.zone=a"]).pools.label_selector == {"zone": "a"}
-
-
-def test_a_run_folder_may_be_a_url() -> None:
-    assert load(["run.dir=s3://bucket/run"]).run.path == "s3://bucket/run"
 
 
 def test_a_configuration_survives_yaml() -> None:

@@ -112,8 +112,9 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
         open_folder(config_for(tmp_path / "file"))
 
 
-def test_a_folder_may_be_a_url() -> None:
-    config = config_for("memory://folder-test/run")
+def test_the_folder_of_a_url_needs_no_lock(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir="memory://folder-test/run"))
     try:
         with_checkpoint(config)
         with pytest.raises(ConfigError, match=r"run\.resume=auto"):
