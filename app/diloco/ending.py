@@ -1,4 +1,4 @@
-"""The end of a run: one last round of all fragments, within a deadline (`protocol.md`, Start, end, evaluation)."""
+"""The end of a run: one last round of all fragments, within a deadline (`docs/protocol.md`, Start, end, evaluation)."""
 
 from __future__ import annotations
 

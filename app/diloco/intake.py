@@ -77,7 +77,7 @@ def _possible(machine: Machine, report: Report) -> bool:
 def _refusal(machine: Machine, event: Arrived, round_: Round | None) -> Refusal | None:
     """Why this contribution of a living incarnation is refused; None when it is taken.
 
-    `round_` is the open round of its fragment, if any. (`protocol.md`, A contribution to the round that makes n+1)
+    `round_` is the open round of its fragment, if any. (`docs/protocol.md`, A contribution to the round that makes n+1)
     """
     given = event.contribution
     learner = given.sender.learner

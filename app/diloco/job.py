@@ -24,7 +24,7 @@ class Answer:
 
     @property
     def weight(self) -> float:
-        """w = c_tokens · (c_tokens / c_steps), 0 without a step (`algorithm.md`, syncer 4)."""
+        """w = c_tokens · (c_tokens / c_steps), 0 without a step (`docs/algorithm.md`, syncer 4)."""
         return token_weight(self.contribution.c_tokens, self.contribution.c_steps)
 
 
@@ -63,7 +63,7 @@ class MergeJob:
     answers: tuple[Answer, ...]
 
     def run(self) -> MergeResult:
-        """Merge, take the outer step, encode the offer (`algorithm.md`, syncer 4 to 8; `protocol.md`, Values)."""
+        """Merge, take the outer step, encode the offer (`docs/algorithm.md`, syncer 4 to 8)."""
         weights = [answer.weight for answer in self.answers]
         outer_grads = [-answer.delta for answer in self.answers]  # v = −decode(d)
         grad = merge_fragment(self.fragment, self.layout, outer_grads, weights, self.settings.rda_threshold)

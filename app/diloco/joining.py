@@ -1,4 +1,4 @@
-"""Who is who: learners join, leave, and are known by run, learner and incarnation (`protocol.md`, Who is who)."""
+"""Who is who: learners join, leave, and are known by run, learner and incarnation (`docs/protocol.md`, Who is who)."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Members(dict[str, Member]):
     """Joined learners by id."""
 
     def live(self, now: float, settings: DilocoSettings) -> list[Member]:
-        """Joined, not fenced and within their hang deadline, in learner-id order (`protocol.md`, live)."""
+        """Joined, not fenced and within their hang deadline, in learner-id order (`docs/protocol.md`, live)."""
         stretch = fleet_stretch(
             [member.step_time for member in self.values()], [member.usual.value for member in self.values()]
         )

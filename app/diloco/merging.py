@@ -1,4 +1,4 @@
-"""The life of a round: due, asked, answered, closed, published (`algorithm.md`, syncer 1 to 3 and 8)."""
+"""The life of a round: due, asked, answered, closed, published (`docs/algorithm.md`, syncer 1 to 3 and 8)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def take_answer(machine: Machine, round_: Round, answer: Answer, now: float) -> 
 
 
 def _grace(machine: Machine, now: float, time_to_quorum: float) -> float:
-    """The window from the median step time of the learners that set the clock (`algorithm.md`, syncer 3)."""
+    """The window from the median step time of the learners that set the clock (`docs/algorithm.md`, syncer 3)."""
     setters = [member for member in machine.live(now) if member.clock >= machine.clock.t]
     pace = [member.step_time for member in setters if member.step_time > 0]
     return grace_window(

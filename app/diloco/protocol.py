@@ -1,7 +1,7 @@
 """The syncer's rules as one pure state machine: `step(event, now)` changes the state and returns decisions.
 
 The syncer actor, the stepped mode and a replay feed the same machine and carry out what it decides. It never waits,
-never reads a clock and never touches the network. (`protocol.md`; Decoupled DiLoCo, arXiv 2604.21428)
+never reads a clock and never touches the network. (`docs/protocol.md`; Decoupled DiLoCo, arXiv 2604.21428)
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class Replica:
     def _adopt(self, received: Received) -> None:
         """`overwrite` θ ← Θ̂, `mix` θ ← αθ + (1−α)Θ̂, `rebase` θ ← Θ̂ + progress that the merge did not contain.
 
-        Counters and fates: `protocol.md`, Adoption and the fate of work.
+        Counters and fates: `docs/protocol.md`, Adoption and the fate of work.
         """
         offer, value = received.offer, received.theta_hat
         held = self.fragments[offer.fragment]

@@ -75,7 +75,7 @@ class Round:
             self.quorum_at = self.close_at = None
 
     def verdict(self, now: float) -> Verdict:
-        """Wait, merge or give up (`algorithm.md`, syncer 2 and 3)."""
+        """Wait, merge or give up (`docs/algorithm.md`, syncer 2 and 3)."""
         if not self.waiting or now >= self.deadline:
             return Verdict.MERGE if self.enough else Verdict.GIVE_UP
         if len(self.answers) + len(self.waiting) < self.quorum:

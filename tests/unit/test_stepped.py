@@ -50,7 +50,7 @@ def theta_of(fleet: SteppedFleet) -> np.ndarray:
 
 
 class Reference:
-    """The algorithm of `algorithm.md` in float64, learners in step, all of them in every merge."""
+    """The algorithm of `docs/algorithm.md` in float64, learners in step, all of them in every merge."""
 
     def __init__(self, learners: int, settings: DilocoSettings):
         self.s, self.M = settings, learners
