@@ -30,7 +30,7 @@ class Striker:
         self._spec, self._lookout = spec, lookout
         self._struck = struck_faults(tape.read(spec.tape)[0]) if spec.tape.exists() else set()
         self._victims: set[tuple[str, int]] = set()
-        self._thaws: list[tuple[float, str, int]] = []
+        self._thaws: list[tuple[float, str, int]] = _thaws(spec)
 
     def struck(self, learner: str, incarnation: int) -> bool:
         """Whether this incarnation was a fault's target."""
@@ -58,7 +58,7 @@ class Striker:
         now = time.time()
         ends_at = now + fault.seconds if fault.kind == "freeze" else now
         fields = {"fault": fault.kind, "target": target, "incarnation": incarnation, "index": index}
-        note("fault", **fields, struck_at=now, ends_at=ends_at, pid=victim.pid)
+        note("fault", **fields, struck_at=now, ends_at=ends_at, pid=victim.pid, node=victim.node_id)
         self._send(victim.node_id, victim.pid, SIGNALS[fault.kind])
         if fault.kind == "freeze":
             self._thaws.append((time.monotonic() + fault.seconds, victim.node_id, victim.pid))
@@ -68,3 +68,12 @@ class Striker:
             ray.get(send_signal(node_id, pid, number), timeout=SIGNAL_TIMEOUT_S)
         except (RayError, TimeoutError, ProcessLookupError) as error:
             _log.warning("signal %s to %s failed: %s", number.name, pid, error)
+
+
+def _thaws(spec: RunSpec) -> list[tuple[float, str, int]]:
+    """What the tape knows as frozen is thawed in time, also by a supervisor that was restarted meanwhile."""
+    if not spec.tape.exists():
+        return []
+    now, clock = time.time(), time.monotonic()
+    frozen = [e for e in tape.read(spec.tape)[0] if e["kind"] == "fault" and e.get("ends_at", 0.0) > now]
+    return [(clock + event["ends_at"] - now, event["node"], event["pid"]) for event in frozen]

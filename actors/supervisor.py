@@ -34,6 +34,8 @@ from app.run.watch import GiveUp, Lost, Replace, Watch
 _log = logging.getLogger(__name__)
 
 FINAL_TRIES = 3
+MOST_FAILURES = 3
+"""Unforeseen errors of the supervisor in one attempt, after which the run has failed."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,9 @@ class Supervisor:
         except Exception:
             self._error = traceback.format_exc()
             _log.exception("the supervisor failed")
+            self._monitor.note("supervisor_failed", attempt=self._attempt, error=self._error)
+            if len(self._events("supervisor_failed")) < MOST_FAILURES:
+                os._exit(1)  # Ray starts it anew, and it goes on where it was
             self._end("failed")
         self._leave()
 

@@ -23,8 +23,8 @@ if os.environ.get("RAY_ADDRESS") and (
 
 from app.config import Config, ConfigError, as_yaml, describe, load
 
-EXIT_FAILED = 1
 EXIT_WRONG_CONFIG = 2
+EXIT_INTERRUPTED = 130
 
 
 def main(arguments: list[str]) -> int:
@@ -42,6 +42,8 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_WRONG_CONFIG
+    except KeyboardInterrupt:  # before there was anything to checkpoint
+        return EXIT_INTERRUPTED
 
 
 def _run(config: Config) -> int:

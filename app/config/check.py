@@ -66,7 +66,7 @@ def _check_run(config: Config) -> None:
     if "://" in config.run.path and not config.run.path.startswith("file://"):
         raise ConfigError("run.dir", config.run.path, "a folder is needed; other stores can't be used yet")
     _one_of("run.resume", config.run.resume, RESUME_RULES)
-    _at_least("run.seed", config.run.seed, 0)
+    _between("run.seed", config.run.seed, 0, 2**63 - 1)
     _at_least("learners", config.learners, 1)
 
 
@@ -93,6 +93,8 @@ def _check_data(config: Config) -> None:
             raise ConfigError("data.path", data.path, "a file or folder is needed when data.source=files")
         if "://" not in data.path and not Path(data.path).expanduser().exists():
             raise ConfigError("data.path", data.path, "no such file or folder")
+    if not data.split:
+        raise ConfigError("data.split", "", "the name of a split is needed")
     if data.source == "hub" and not data.hub_name:
         raise ConfigError("data.hub_name", data.hub_name, "the name of a data set is needed when data.source=hub")
     if data.tokenizer not in ("train", "bytes"):

@@ -64,8 +64,8 @@ class History:
         return min((start for start, _ in stepping), default=None)
 
     def budget_at(self) -> float | None:
-        """When the budget was reached."""
-        return next((float(e["at"]) for e in self.of("finish") if e["reason"] == "budget"), None)
+        """When the budget was reached; the last time, where a resumed run has a larger one."""
+        return max((float(e["at"]) for e in self.of("finish") if e["reason"] == "budget"), default=None)
 
     def learners(self) -> list[str]:
         """Every learner that joined or was placed."""
@@ -192,12 +192,13 @@ class History:
         return intervals
 
     def _allocated(self, name: str) -> float:
-        """From placement to the end of each attempt."""
+        """From placement to the end of each attempt's last round: after it the learners are ended."""
         total = 0.0
         for attempt in self._attempts():
             placed = _first(attempt, 0.0, kind="placed", learner=name)
             if placed is not None:
-                total += attempt[-1]["at"] - placed["at"]
+                ended = _first(attempt, placed["at"], kind="ended") or attempt[-1]
+                total += ended["at"] - placed["at"]
         return total
 
 
