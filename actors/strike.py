@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -28,9 +29,10 @@ class Striker:
 
     def __init__(self, spec: RunSpec, lookout: Lookout):
         self._spec, self._lookout = spec, lookout
-        self._struck = struck_faults(tape.read(spec.tape)[0]) if spec.tape.exists() else set()
+        events = tape.read(spec.tape)[0]
+        self._struck = struck_faults(events)
         self._victims: set[tuple[str, int]] = set()
-        self._thaws: list[tuple[float, str, int]] = _thaws(spec)
+        self._thaws = _thaws(events)
 
     def struck(self, learner: str, incarnation: int) -> bool:
         """Whether this incarnation was a fault's target."""
@@ -70,10 +72,8 @@ class Striker:
             _log.warning("signal %s to %s failed: %s", number.name, pid, error)
 
 
-def _thaws(spec: RunSpec) -> list[tuple[float, str, int]]:
+def _thaws(events: Sequence[dict[str, Any]]) -> list[tuple[float, str, int]]:
     """What the tape knows as frozen is thawed in time, also by a supervisor that was restarted meanwhile."""
-    if not spec.tape.exists():
-        return []
     now, clock = time.time(), time.monotonic()
-    frozen = [e for e in tape.read(spec.tape)[0] if e["kind"] == "fault" and e.get("ends_at", 0.0) > now]
+    frozen = [e for e in events if e["kind"] == "fault" and e.get("ends_at", 0.0) > now]
     return [(clock + event["ends_at"] - now, event["node"], event["pid"]) for event in frozen]

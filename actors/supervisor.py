@@ -126,8 +126,6 @@ class Supervisor:
 
     def _events(self, kind: str) -> list[dict[str, Any]]:
         """Events of this attempt; other attempts of the run may be on the tape."""
-        if not self._spec.tape.exists():
-            return []
         events = tape.read(self._spec.tape)[0]
         return [event for event in events if event["kind"] == kind and event["attempt"] == self._attempt]
 

@@ -75,8 +75,8 @@ class Follower:
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """All whole events of a tape, oldest first, and how many torn lines were skipped."""
-    return _parse(path.read_bytes())
+    """All whole events of a tape (none where there is no file yet), oldest first, and the number of torn lines."""
+    return _parse(path.read_bytes()) if path.exists() else ([], 0)
 
 
 def _parse(lines: bytes) -> tuple[list[dict[str, Any]], int]:

@@ -86,8 +86,6 @@ class LiveRun:
         return wait_for(f"{name} has joined", lambda: (s := self.status(name)) and s.incarnation and s)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        if not self.spec.tape.exists():
-            return []
         return [event for event in tape.read(self.spec.tape)[0] if event["kind"] == kind]
 
     def wait_training(self) -> None:
