@@ -35,6 +35,8 @@ class LearnerStatus:
     node_id: str
     state: str
     steps: int
+    stepped_at: float
+    """Unix time of the end of the last inner step; 0 before there is one."""
     tokens: int
     step_time: float
     """Median seconds of recent inner steps; 0 before there is one."""

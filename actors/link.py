@@ -1,7 +1,8 @@
 """A learner's line to the syncer: two threads beside the training thread, which never waits for them.
 
-`hear` keeps one poll parked at the syncer, answers asks and hands offers to the replica; `tell` reports the clock
-when it crossed a slot at which a fragment may fall due. A syncer that is gone costs merges, not steps.
+`hear` keeps one poll parked at the syncer, hands the offers that come back to the replica, and sends the answers to
+the asks with the next poll; `tell` reports the clock when it crossed a slot at which a fragment may fall due. A syncer
+that is gone costs merges, not steps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ray.exceptions import RayError
 from actors.spec import SYNCER, RunSpec
 from actors.syncer import Denied, TryAgain
 from app.diloco.clock import due_slots
-from app.diloco.messages import Ask, Hello, Reply, Report, Welcome
+from app.diloco.messages import Contribution, Hello, Reply, Report, Welcome
 from app.diloco.replica import Replica
 
 _log = logging.getLogger(__name__)
@@ -117,41 +118,36 @@ class Link:
                 _log.info("report not sent: %s", error)
 
     def _hear(self) -> None:
+        given: list[Contribution] = []
         while not self._stop.is_set():
             try:
-                reply: Reply = ray.get(self._syncer.poll.remote(self._report()), timeout=CALL_TIMEOUT_S)
+                reply: Reply = ray.get(self._syncer.poll.remote(self._report(), *given), timeout=CALL_TIMEOUT_S)
             except (RayError, TimeoutError) as error:
                 _log.info("syncer away: %s", error)
+                given = []  # the round they were for may be over; its work is still in the parameters
                 self._stop.wait(RETRY_S)
                 self._find_again()
                 continue
-            self._take(reply)
+            given = self._take(reply)
 
-    def _take(self, reply: Reply) -> None:
+    def _take(self, reply: Reply) -> list[Contribution]:
+        """Do what the reply says. Returns the answers to its asks."""
         if reply.epoch < self._replica.sender.epoch:  # a syncer that was replaced has nothing to say
             self._stop.wait(RETRY_S)
             self._find_again()
-            return
+            return []
         if reply.fenced:
             self._stop.set()
             self._fenced()
-            return
+            return []
         asks = self._replica.hear(reply.epoch, reply.asks)
         self._on_reply(reply)
         for offer in reply.offers:
             self._replica.receive(offer)
         if self._idle.is_set():  # nobody steps: every moment is a step boundary
             self._replica.adopt()
-        for ask in asks:
-            self._answer(ask)
-
-    def _answer(self, ask: Ask) -> None:
         step_time, loss = self._pace()
-        given = self._replica.contribute(ask, step_time, loss, self._idle.is_set())
-        try:
-            self._syncer.contribute.options(num_returns=0).remote(given)
-        except RayError as error:
-            _log.info("contribution not sent: %s", error)
+        return [self._replica.contribute(ask, step_time, loss, self._idle.is_set()) for ask in asks]
 
     def _find_again(self) -> None:
         try:

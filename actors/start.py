@@ -29,6 +29,8 @@ RUN = "run.json"
 ANSWER_S = 30.0
 LEAVE_S = 60.0
 POLL_S = 0.2
+INLINE_BYTES = 2 * 1024 * 1024
+"""Fragments up to this size travel inside their messages: for a small one a visit to the object store costs more."""
 
 
 def run_id_of(folder: RunFolder, name: str) -> str:
@@ -63,6 +65,7 @@ def start_local_ray(config: Config, namespace: str) -> None:
         namespace=namespace,
         log_to_driver=False,
         logging_level="warning",
+        _system_config={"max_direct_call_object_size": INLINE_BYTES},
     )
 
 

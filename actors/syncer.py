@@ -166,9 +166,14 @@ class Syncer:
             self._count_down(offer.payload.size, offer.fragment)
         return welcome
 
-    async def poll(self, report: Report) -> Reply:
-        """Take a report; answer as soon as there is news for its sender, or after a while."""
+    async def poll(self, report: Report, *given: Contribution) -> Reply:
+        """Take a report and answers to asks; reply as soon as there is news for the sender, or after a while.
+
+        What became of a contribution shows in the next offer.
+        """
         self._start()
+        for contribution in given:
+            self._take(contribution)
         self._feed(Reported(report))
         news = self._news.setdefault(report.sender.learner, asyncio.Event())
         deadline = time.monotonic() + PARK_S
@@ -190,16 +195,18 @@ class Syncer:
         self._start()
         self._feed(Reported(report))
 
-    async def contribute(self, contribution: Contribution) -> None:
-        """Take an answer to an ask. What becomes of it shows in the next offer."""
-        self._start()
+    def _take(self, contribution: Contribution) -> None:
         numel = self._numel(contribution.fragment)
         if numel is None:
             self._feed(Arrived(contribution, None))  # counted as garbage
             return
-        self._traffic.up += contribution.payload.size
-        self._traffic.up_fp32 += 4 * numel
+        self._spawn(self._decode(contribution, numel))
+
+    async def _decode(self, contribution: Contribution, numel: int) -> None:
         delta = await self._in(self._compute, lambda: decode_contribution(contribution, numel))
+        if delta is not None:
+            self._traffic.up += contribution.payload.size
+            self._traffic.up_fp32 += 4 * numel
         self._feed(Arrived(contribution, delta))
 
     # ---- called by supervisor, evaluator and driver

@@ -49,6 +49,8 @@ class Worker:
         self._replica: Replica | None = None
         self._loss = float("nan")
         self._step_times: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._stepped = (0, 0.0)
+        """Inner steps made, and the Unix time of the last one's end; replaced as one."""
         self._stop = threading.Event()
         self._finish = threading.Event()
         self._idle = threading.Event()
@@ -61,13 +63,15 @@ class Worker:
     def status(self) -> LearnerStatus:
         """Counters and state now."""
         replica = self._replica
+        steps, stepped_at = self._stepped
         return LearnerStatus(
             learner=self._learner,
             incarnation=replica.sender.incarnation if replica else 0,
             pid=os.getpid(),
             node_id=self._node_id,
             state=self._state,
-            steps=replica.steps if replica else 0,
+            steps=steps,
+            stepped_at=stepped_at,
             tokens=replica.tokens if replica else 0,
             step_time=self._pace()[0],
             loss=self._loss,
@@ -143,6 +147,7 @@ class Worker:
             if result.skipped:
                 replica.skip_step()
             self._step_times.append(time.monotonic() - started)
+            self._stepped = (replica.steps, time.time())
             self._loss = result.loss
             link.stepped()
 

@@ -122,6 +122,6 @@ def decode_contribution(contribution: Contribution, numel: int) -> torch.Tensor 
     """
     try:
         delta = get_codec(contribution.codec).decode(contribution.payload, numel)
-    except ValueError:
+    except (ValueError, TypeError, AttributeError):  # whatever else may stand where an array should
         return None
     return delta if bool(torch.isfinite(torch.dot(delta, delta))) else None

@@ -36,7 +36,7 @@ class Record:
 
 
 def encode(record: Record) -> bytes:
-    """The record as safetensors bytes. The checksum is blake2b over metadata and all tensors by name.
+    """The record as safetensors bytes. The checksum is SHA-256 over metadata and all tensors by name.
 
     Raises:
         ValueError: metadata that JSON has no word for (NaN, for example).
@@ -75,7 +75,7 @@ def decode(data: bytes) -> Record:
 
 
 def _checksum(envelope: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.blake2b(envelope.encode(), digest_size=16)
+    digest = hashlib.sha256(envelope.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ import ray
 import torch
 
 from actors.driver import prepare_run
+from actors.learner import LearnerStatus
 from actors.spec import SYNCER, RunSpec
 from actors.start import start_local_ray, start_or_attach
 from app.config import Config, load
@@ -53,9 +53,9 @@ NEVER = 10**12
 WARM_STEPS = 30
 START_S = 120.0
 CALL_S = 10.0
-SETTLE_S = 0.5
+SETTLE_S = 0.3
 """The first moments after a SIGCONT do not count: caches are cold, and what piled up meanwhile is dealt with."""
-EDGE_POLL_S = 0.004
+POLL_S = 0.05
 END_S = 15.0
 
 
@@ -74,7 +74,8 @@ class Runner:
     """A process that makes steps, and how to read its counter."""
 
     pid: int
-    steps: Callable[[], int]
+    stepped: Callable[[], tuple[int, float]]
+    """Steps made, and the Unix time of the last one's end: asked seldom, as answering costs the process."""
 
     @contextlib.contextmanager
     def running(self, core: int) -> Iterator[None]:
@@ -86,21 +87,16 @@ class Runner:
         finally:
             os.kill(self.pid, signal.SIGSTOP)
 
-    def edge(self) -> tuple[int, float]:
-        """Wait for the end of the step under way: the steps made by then, and when."""
-        before = self.steps()
-        while (steps := self.steps()) == before:
-            time.sleep(EDGE_POLL_S)
-        return steps, time.monotonic()
-
     def pace(self, seconds: float) -> Pace:
         """Whole steps, over about `seconds`."""
         time.sleep(SETTLE_S)
-        first, start = self.edge()
-        cpu_start = self._cpu_s()
+        first, start = self.stepped()
+        cpu_start, began = self._cpu_s(), time.monotonic()
         time.sleep(seconds)
-        last, end = self.edge()
-        return Pace((last - first) / (end - start), (last - first) / (self._cpu_s() - cpu_start))
+        share = (self._cpu_s() - cpu_start) / (time.monotonic() - began)
+        last, end = self.stepped()
+        per_s = (last - first) / (end - start)
+        return Pace(per_s, per_s / share)
 
     def _cpu_s(self) -> float:
         """CPU time of all its threads so far."""
@@ -119,16 +115,16 @@ def pin(pid: int, core: int) -> None:
             os.sched_setaffinity(int(thread.name), {core})
 
 
-def bare_process(config: Config, folder: Path, core: int, steps: Synchronized[int]) -> None:
+def bare_process(config: Config, folder: Path, core: int, stepped: Any) -> None:
     """The loop in a thread beside the main one, as a learner's: memory of the main thread is handled differently."""
     os.setsid()  # as Ray's processes: the kernel shares the cores out by session
     os.sched_setaffinity(0, {core})
-    loop = threading.Thread(target=bare_loop, args=(config, folder, steps))
+    loop = threading.Thread(target=bare_loop, args=(config, folder, stepped))
     loop.start()
     loop.join()
 
 
-def bare_loop(config: Config, folder: Path, steps: Synchronized[int]) -> None:
+def bare_loop(config: Config, folder: Path, stepped: Any) -> None:
     """The learner's inner loop alone: same model, data, order and schedule, without Ray, replica or link."""
     torch.set_num_threads(1)
     data, train = prepared.load(folder), config.train
@@ -136,9 +132,9 @@ def bare_loop(config: Config, folder: Path, steps: Synchronized[int]) -> None:
     tokens = 0
     for rows in order(config, len(data.train)):
         batches = list(data.train.take(rows).split(train.batch_size))
-        lr = learning_rate(tokens, train) * rejoin_factor(steps.value, train.rejoin_warmup_steps)
+        lr = learning_rate(tokens, train) * rejoin_factor(int(stepped[0]), train.rejoin_warmup_steps)
         tokens += loop.step(batches, lr, contextlib.nullcontext()).tokens
-        steps.value += 1
+        stepped[0], stepped[1] = stepped[0] + 1, time.time()
 
 
 def order(config: Config, samples: int) -> Iterator[Any]:
@@ -160,7 +156,12 @@ def start_learner(spec: RunSpec) -> Runner:
     start_or_attach(spec)
     learner = find(LEARNER, spec)
     pid = ray.get(learner.pid.remote(), timeout=START_S)
-    return Runner(pid, lambda: int(ray.get(learner.status.remote(), timeout=CALL_S).steps))
+
+    def stepped() -> tuple[int, float]:
+        status: LearnerStatus = ray.get(learner.status.remote(), timeout=CALL_S)
+        return status.steps, status.stepped_at
+
+    return Runner(pid, stepped)
 
 
 def find(name: str, spec: RunSpec) -> Any:
@@ -172,19 +173,19 @@ def find(name: str, spec: RunSpec) -> Any:
         except ValueError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(EDGE_POLL_S)
+            time.sleep(POLL_S)
 
 
 @contextlib.contextmanager
 def start_bare(spec: RunSpec, core: int) -> Iterator[Runner]:
     """The plain process."""
     context = multiprocessing.get_context("spawn")
-    steps = context.Value("q", 0, lock=False)
-    process = context.Process(target=bare_process, args=(spec.config, spec.data, core, steps), daemon=True)
+    stepped = context.Array("d", 2, lock=False)
+    process = context.Process(target=bare_process, args=(spec.config, spec.data, core, stepped), daemon=True)
     process.start()
     assert process.pid is not None  # it was started
     try:
-        yield Runner(process.pid, lambda: int(steps.value))
+        yield Runner(process.pid, lambda: (int(stepped[0]), stepped[1]))
     finally:
         process.kill()
         process.join()
@@ -194,10 +195,10 @@ def warm_up(runner: Runner, core: int) -> None:
     """Let it run until it makes steps at its usual pace."""
     deadline = time.monotonic() + START_S
     with runner.running(core):
-        while runner.steps() < WARM_STEPS:
+        while runner.stepped()[0] < WARM_STEPS:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"process {runner.pid} did not make {WARM_STEPS} steps in {START_S} s")
-            time.sleep(EDGE_POLL_S * 10)
+            time.sleep(POLL_S)
 
 
 def measure(learner: Runner, bare: Runner, core: int, pairs: int, window_s: float) -> list[tuple[Pace, Pace]]:
@@ -276,8 +277,8 @@ def run(seconds: float, window_s: float) -> dict[str, Any]:
 def main() -> None:
     """Print the figures as JSON on the last line."""
     parser = argparse.ArgumentParser(description="What the fleet costs a learner.")
-    parser.add_argument("--seconds", type=float, default=70.0, help="seconds of measuring, all windows together")
-    parser.add_argument("--window", type=float, default=4.0, help="seconds of one window")
+    parser.add_argument("--seconds", type=float, default=180.0, help="seconds of measuring, all windows together")
+    parser.add_argument("--window", type=float, default=1.0, help="seconds of one window")
     arguments = parser.parse_args()
     print(json.dumps(run(arguments.seconds, arguments.window)))
 

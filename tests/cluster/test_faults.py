@@ -155,8 +155,9 @@ def test_garbage_is_refused_and_harms_nothing(run):
     stale = replace(sender, incarnation=0)
     foreign = replace(sender, run_id="another")
     for bad in (replace(garbage, sender=stale), replace(garbage, sender=foreign)):
-        run.call(SYNCER, "contribute", replace(bad, report=replace(nothing, sender=bad.sender)))
-    run.call(SYNCER, "contribute", replace(garbage, fragment=99))
+        report = replace(nothing, sender=bad.sender)
+        run.call(SYNCER, "poll", report, replace(bad, report=report))
+    run.call(SYNCER, "poll", nothing, replace(garbage, fragment=99), replace(garbage, payload=None))
     after = run.syncer()
     assert after.refusals["incarnation"] > syncer.refusals.get("incarnation", 0)
     assert after.refusals["foreign"] > syncer.refusals.get("foreign", 0)

@@ -34,6 +34,7 @@ def learner(**fields: Any) -> LearnerStatus:
         "node_id": "n",
         "state": "training",
         "steps": 5,
+        "stepped_at": 1.0,
         "tokens": 320,
         "step_time": 0.5,
         "loss": 2.0,
