@@ -14,10 +14,10 @@ import ray
 from ray.exceptions import ActorDiedError
 
 from actors.progress import Progress, ending_of
-from actors.spec import RunSpec
+from actors.spec import RunSpec, namespace_of
 from actors.start import (
+    check_room,
     dismiss,
-    run_id_of,
     start_local_ray,
     start_or_attach,
     status_of,
@@ -39,8 +39,6 @@ _log = logging.getLogger(__name__)
 
 PLAIN_EVERY_S = 5.0
 SHOW_EVERY_S = 0.5
-SUPERVISOR_SILENT_S = 60.0
-"""A supervisor that is silent for this long is ended, so that Ray starts it anew."""
 
 
 class Driver:
@@ -57,14 +55,21 @@ class Driver:
         if self._is_complete(folder):
             print(f"this run is completed already: {folder.location}/model", flush=True)
             return 0
-        spec = prepare_run(self._config, folder)
-        own = not os.environ.get("RAY_ADDRESS")
-        self._connect(spec, own)
         try:
+            address = os.environ.get("RAY_ADDRESS")
+            if address:
+                self._connect(folder, address)
+            spec = prepare_run(self._config, folder)
+            if not address:
+                print("starting Ray on this machine ...", flush=True)
+                start_local_ray(self._config, spec.namespace)
+                check_room(self._config)
             self._watch_signals()
             supervisor, attached = start_or_attach(spec)
             if attached:
-                print(f"attached to the living run {spec.run_id}", flush=True)
+                print(f"attached to the living run {spec.run_id}: it keeps its configuration", flush=True)
+            elif folder.resumed:
+                folder.keep(self._config)
             return self._follow(folder, spec, supervisor)
         finally:
             ray.shutdown()
@@ -81,24 +86,18 @@ class Driver:
 
     # ---- Ray
 
-    def _connect(self, spec: RunSpec, own: bool) -> None:
-        if own:
-            print("starting Ray on this machine ...", flush=True)
-            start_local_ray(spec.config, spec.namespace)
-            return
+    def _connect(self, folder: RunFolder, address: str) -> None:
+        """To a cluster that was started apart."""
         try:
-            ray.init(namespace=spec.namespace, log_to_driver=False, logging_level="warning")
+            ray.init(namespace=namespace_of(folder.run_id), log_to_driver=False, logging_level="warning")
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             why = str(error).splitlines()[0]
-            raise ConfigError(
-                "RAY_ADDRESS", os.environ["RAY_ADDRESS"], f"no cluster can be used there: {why}"
-            ) from error
+            raise ConfigError("RAY_ADDRESS", address, f"no cluster can be used there: {why}") from error
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        if len(nodes) > 1 and not spec.config.run.shared_dir:
-            ray.shutdown()
+        if len(nodes) > 1 and not self._config.run.shared_dir:
             raise ConfigError(
                 "run.dir",
-                str(spec.run_dir),
+                folder.location,
                 f"the cluster has {len(nodes)} nodes: a folder that all of them see is needed, and run.shared_dir=true",
             )
 
@@ -133,9 +132,9 @@ class Driver:
                     for line in progress.news():
                         display.say(line)
                     display.show(progress.view(status))
-                elif time.monotonic() - heard > SUPERVISOR_SILENT_S:
+                elif time.monotonic() - heard > spec.config.supervisor.silent_s:
                     heard = time.monotonic()
-                    ray.kill(supervisor, no_restart=False)
+                    ray.kill(supervisor, no_restart=False)  # Ray starts it anew, and it goes on where it was
                 time.sleep(SHOW_EVERY_S)
         dismiss(supervisor)
         wait_until_left(spec.run_id)
@@ -175,9 +174,10 @@ def prepare_run(config: Config, folder: RunFolder) -> RunSpec:
     specs = specs_of(model)
     check_fragments(len(specs), config)
     layout = build_layout(specs, config.diloco.fragments)
-    run_id = run_id_of(folder, config.run.name)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    write_version_0(folder, run_id, layout, parameters, config.checkpoint.keep)
+    if not folder.resumed:
+        folder.keep(config)
+    write_version_0(folder, layout, parameters, config.checkpoint.keep)
     print(
         f"data: {len(data.train):,} training samples of {config.data.seq_len} tokens, "
         f"{len(data.heldout):,} held out; model: {layout.numel:,} parameters",
@@ -185,4 +185,4 @@ def prepare_run(config: Config, folder: RunFolder) -> RunSpec:
         sep="\n",
         flush=True,
     )
-    return RunSpec(run_id, config, folder.local, layout, len(data.train))
+    return RunSpec(folder.run_id, config, folder.local, layout, len(data.train))

@@ -6,9 +6,10 @@ from typing import Any
 
 from actors.evaluator import FinalResult
 from actors.spec import RunSpec
-from actors.syncer import SyncerStatus
+from actors.syncer_status import SyncerStatus
 from app.diloco.accounts import Balance
 from app.run import tape
+from app.run.attempts import without_pauses
 from app.run.facts import ByteFacts, EvalFacts, RunFacts
 from app.run.history import History
 from app.run.storage import open_store
@@ -17,7 +18,7 @@ from app.run.summary import run_versions, summarise, write_summary
 
 def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: FinalResult | None) -> dict[str, Any]:
     """Build the summary and put it into the run folder."""
-    history = History(tape.read(spec.tape)[0])
+    history = History(without_pauses(tape.read(spec.tape)[0]))
     totals = syncer.totals if syncer is not None else {}
     balance = syncer.balance if syncer is not None else _nothing(spec)
     facts = RunFacts(
@@ -27,7 +28,7 @@ def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: Fin
         merges=history.merges(),
         global_step=syncer.clock if syncer is not None else 0,
         evals=() if final is None else _evals(final),
-        started_at=history.ended_at - history.wall_s,
+        started_at=history.started_at,
         first_step_at=history.first_step_at(),
         budget_at=history.budget_at(),
         ended_at=history.ended_at,

@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from actors.fleet import Fleet
 from actors.learner import LearnerStatus
 from actors.spec import LEDGER, SYNCER, RunSpec
-from actors.syncer import SyncerStatus
+from actors.syncer_status import SyncerStatus
 from app.run.watch import Sight
 
 ANSWER_S = 0.1
@@ -36,7 +36,8 @@ class Lookout:
         """Why syncer or ledger could not start, and never will."""
         self.learners: dict[str, LearnerStatus] = {}
         self.silent: set[str] = set()
-        self._gone: set[str] = set()
+        self._gone: dict[str, str | None] = {}
+        """Actors found gone by this look; with the error that ended them for good."""
         self._heard_syncer = time.monotonic()
         self._syncer_starting = True
 
@@ -90,7 +91,7 @@ class Lookout:
             status = ray.get(ref)
         except (ActorDiedError, ActorUnavailableError) as error:
             self.silent.add(name)
-            self._gone.add(name)
+            self._gone[name] = str(error) if isinstance(error, ActorDiedError) else None
             self.learners.pop(name, None)  # its process id is nobody's now
             if name == SYNCER and not self._syncer_starting:
                 self.restarting_syncer()
@@ -115,7 +116,7 @@ class Lookout:
     def _sight(self, name: str) -> Sight:
         status = self.learners.get(name)
         if name in self._gone:
-            return Sight(answered=False, gone=True)
+            return Sight(answered=False, gone=True, error=self._gone[name])
         if status is None or name in self.silent:
             return Sight(answered=False)
         return Sight(

@@ -18,7 +18,7 @@ from actors.evaluator import Evaluation
 from actors.fleet import Fleet
 from actors.lookout import Lookout
 from actors.spec import SYNCER, RunSpec
-from actors.syncer import SyncerStatus
+from actors.syncer_status import SyncerStatus
 from app.run.tracking import NoTracker, Tracker, open_tracker
 
 _log = logging.getLogger(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -17,7 +16,7 @@ from ray.exceptions import ActorDiedError, RayError
 
 from actors.spec import SUPERVISOR, RunSpec, namespace_of
 from actors.supervisor import Supervisor, SupervisorStatus
-from app.config import Config
+from app.config import Config, ConfigError
 from app.diloco.durable import first_state
 from app.diloco.fragments import Layout
 from app.run.folder import RunFolder
@@ -25,7 +24,6 @@ from app.run.journal import Journal
 
 _log = logging.getLogger(__name__)
 
-RUN = "run.json"
 ANSWER_S = 30.0
 LEAVE_S = 60.0
 POLL_S = 0.2
@@ -33,22 +31,11 @@ INLINE_BYTES = 2 * 1024 * 1024
 """Fragments up to this size travel inside their messages: for a small one a visit to the object store costs more."""
 
 
-def run_id_of(folder: RunFolder, name: str) -> str:
-    """The run's id: made once, kept with the checkpoints, so that a resumed run is the same run."""
-    if folder.checkpoints.exists(RUN):
-        return str(json.loads(folder.checkpoints.read(RUN))["run_id"])
-    run_id = f"{name}-{uuid.uuid4().hex[:8]}"
-    folder.checkpoints.write(RUN, json.dumps({"run_id": run_id}).encode())
-    return run_id
-
-
-def write_version_0(
-    folder: RunFolder, run_id: str, layout: Layout, parameters: Mapping[str, torch.Tensor], keep: int
-) -> None:
+def write_version_0(folder: RunFolder, layout: Layout, parameters: Mapping[str, torch.Tensor], keep: int) -> None:
     """Journal Θ⁰, unless the run has a state already."""
     if folder.checkpoints.names("snapshot-"):
         return
-    state = first_state(run_id, layout, parameters)
+    state = first_state(folder.run_id, layout, parameters)
     journal = Journal(folder.checkpoints, keep)
     journal.claim_epoch()
     journal.snapshot(state.meta, state.tensors)
@@ -67,6 +54,23 @@ def start_local_ray(config: Config, namespace: str) -> None:
         logging_level="warning",
         _system_config={"max_direct_call_object_size": INLINE_BYTES},
     )
+
+
+def check_room(config: Config) -> None:
+    """Refuse learners that this machine's own Ray could never place: no other node will ever come.
+
+    Raises:
+        ConfigError: it has too few GPUs, or not the labels that are asked for.
+    """
+    pools, (node,) = config.pools, ray.nodes()
+    gpus, wanted = node["Resources"].get("GPU", 0.0), config.learners * pools.gpus_per_learner
+    if wanted > gpus:
+        raise ConfigError(
+            "pools.gpus_per_learner", pools.gpus_per_learner, f"{config.learners} learners; this machine has {gpus:g}"
+        )
+    for label, value in pools.label_selector.items():
+        if value.isidentifier() and node["Labels"].get(label) != value:  # not one of Ray's expressions: !a, in(a, b)
+            raise ConfigError(f"pools.label_selector.{label}", value, f"this machine has the labels {node['Labels']}")
 
 
 def find_supervisor(run_id: str) -> Any | None:

@@ -25,7 +25,7 @@ from actors.lookout import Lookout
 from actors.monitor import CALL_TIMEOUT_S, Monitor
 from actors.spec import LEDGER, SYNCER, RunSpec
 from actors.strike import Striker
-from actors.syncer import SyncerStatus
+from actors.syncer_status import SyncerStatus
 from app.run import tape
 from app.run.storage import open_store
 from app.run.summary import read_summary
@@ -33,9 +33,8 @@ from app.run.watch import GiveUp, Lost, Replace, Watch
 
 _log = logging.getLogger(__name__)
 
-FINAL_TRIES = 3
-MOST_FAILURES = 3
-"""Unforeseen errors of the supervisor in one attempt, after which the run has failed."""
+FAILURES = "failures"
+"""Folder of the run in which the supervisor leaves its own unforeseen errors, a file each."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +117,22 @@ class Supervisor:
         except Exception:
             self._error = traceback.format_exc()
             _log.exception("the supervisor failed")
-            self._monitor.note("supervisor_failed", attempt=self._attempt, error=self._error)
-            if len(self._events("supervisor_failed")) < MOST_FAILURES:
+            if self._count_failure(self._error) < self._spec.config.supervisor.most_failures:
                 os._exit(1)  # Ray starts it anew, and it goes on where it was
             self._end("failed")
         self._leave()
+
+    def _count_failure(self, error: str) -> int:
+        """Unforeseen errors of this attempt by now: on disk, as neither this process nor the syncer may live on."""
+        most = self._spec.config.supervisor.most_failures
+        try:
+            store = open_store(str(self._spec.run_dir / FAILURES))
+            count = len(store.names(self._attempt)) + 1
+            store.write(f"{self._attempt}-{count}.txt", error.encode())
+            return count
+        except OSError:
+            _log.exception("the failure can't be written down")
+            return most
 
     def _events(self, kind: str) -> list[dict[str, Any]]:
         """Events of this attempt; other attempts of the run may be on the tape."""
@@ -252,7 +262,7 @@ class Supervisor:
     def _finish(self) -> str:
         """The final evaluation and `model/`; an evaluator that dies is made again."""
         deadline_s = self._spec.config.supervisor.evaluation_deadline_s
-        for _ in range(FINAL_TRIES):
+        for _ in range(self._spec.config.supervisor.final_tries):
             evaluator = self._fleet.evaluator()
             try:
                 final: FinalResult = ray.get(evaluator.finish.remote(), timeout=deadline_s)

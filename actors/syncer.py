@@ -1,7 +1,7 @@
 """The syncer: an asyncio actor that feeds the protocol's state machine and carries out what it decides.
 
-One event loop owns the machine, so nothing of it needs a lock; arithmetic and disk run in a thread of their own, and
-polls park in the loop. It is detached and restarts by itself: everything durable is in the journal.
+One event loop owns the machine, so nothing of it needs a lock; arithmetic and disk run in threads of their own
+(`publishing.py`), polls park in the loop. It is detached and restarts by itself: everything durable is in the journal.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ import faulthandler
 import logging
 import os
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-import ray
 import torch
 
 from actors.learner import HANG_SIGNAL
+from actors.publishing import Publisher
 from actors.spec import RunSpec
-from app.diloco.durable import Durable, merge_record, restore, whole_state
+from actors.syncer_status import SyncerStatus, Traffic, status_of
 from app.diloco.events import (
     Arrived,
     Decision,
@@ -34,65 +31,21 @@ from app.diloco.events import (
     Lost,
     Merge,
     Note,
-    Published,
-    PublishFailed,
     Record,
-    Recorded,
-    RecordFailed,
     Reported,
     Tick,
     Wake,
 )
-from app.diloco.job import MergeJob, decode_contribution
+from app.diloco.job import decode_contribution
 from app.diloco.messages import Contribution, Hello, Payload, Reply, Report, Welcome
-from app.run.journal import Fenced, Journal
-from app.run.storage import open_store
 from app.run.tape import Tape
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 PARK_S = 2.0
 """A poll without news is answered after this long, so that a lost one is asked again."""
 IDLE_TICK_S = 1.0
 """The machine looks at the time at least this often."""
-
-
-@dataclass
-class Traffic:
-    """Bytes of fragments that crossed the network, as they were and as they would be in fp32."""
-
-    up: int = 0
-    down: int = 0
-    up_fp32: int = 0
-    down_fp32: int = 0
-
-
-@dataclass(frozen=True)
-class SyncerStatus:
-    """What others see of the syncer."""
-
-    epoch: int
-    pid: int
-    node_id: str
-    clock: int
-    tokens: int
-    merges: int
-    versions: tuple[int, ...]
-    live: int
-    contributors: int
-    paused: bool
-    finishing: str | None
-    ended: str | None
-    balance: dict[str, Any]
-    work_exact: bool
-    refusals: dict[str, int]
-    traffic: dict[str, int]
-    cpu_s: float
-    merge_s: float
-    members: dict[str, dict[str, Any]]
-    totals: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Learner → (steps, tokens) over all its incarnations."""
 
 
 class Denied(RuntimeError):
@@ -110,44 +63,19 @@ class Syncer:
         faulthandler.register(HANG_SIGNAL, all_threads=True)
         torch.set_num_threads(1)
         self._spec = spec
-        self._journal = Journal(open_store(str(spec.checkpoints)), spec.config.checkpoint.keep)
-        epoch = self._claim()
-        state, later = self._journal.load()
-        if state is None:
-            raise RuntimeError(f"{spec.checkpoints} holds no version 0; the driver writes it before the syncer starts")
-        self._protocol = restore(
-            spec.run_id,
-            epoch,
-            spec.layout,
-            spec.config.diloco,
-            spec.config.train.tokens,
-            Durable(state.meta, state.tensors),
-            [Durable(record.meta, record.tensors) for record in later],
-        )
         self._tape = Tape(spec.tape)
         self._traffic = Traffic()
-        self._merge_s = 0.0
-        self._since_snapshot = len(later)
         self._ended: str | None = None
         self._hellos: dict[str, asyncio.Future[Welcome]] = {}
         self._news: dict[str, asyncio.Event] = {}
-        self._compute = ThreadPoolExecutor(1, "merge")
-        self._disk = ThreadPoolExecutor(1, "journal")
-        self._journal_lock = asyncio.Lock()
         self._poked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
+        self._publisher = Publisher(spec, self._feed, self._write)
+        self._protocol = self._publisher.protocol
         versions = [fragment.version for fragment in self._protocol.fragments]
-        self._write("syncer_started", epoch=epoch, pid=os.getpid(), versions=versions, dropped=self._journal.dropped)
-
-    def _claim(self) -> int:
-        """Claim the next epoch; a disk that is full or gone is waited for, learners step on meanwhile."""
-        while True:
-            try:
-                return self._journal.claim_epoch()
-            except OSError:
-                _log.exception("the journal can't be written")
-                time.sleep(self._spec.config.diloco.journal_retry_s)
+        epoch, dropped = self._protocol.epoch, self._publisher.dropped
+        self._write("syncer_started", epoch=epoch, pid=os.getpid(), versions=versions, dropped=dropped)
 
     # ---- called by learners
 
@@ -203,7 +131,7 @@ class Syncer:
         self._spawn(self._decode(contribution, numel))
 
     async def _decode(self, contribution: Contribution, numel: int) -> None:
-        delta = await self._in(self._compute, lambda: decode_contribution(contribution, numel))
+        delta = await self._publisher.compute(lambda: decode_contribution(contribution, numel))
         if delta is not None:
             self._traffic.up += contribution.payload.size
             self._traffic.up_fp32 += 4 * numel
@@ -232,8 +160,7 @@ class Syncer:
 
     async def snapshot(self) -> int:
         """Compact the journal now. Returns the sequence number that the snapshot stands for."""
-        async with self._journal_lock:
-            return await self._snapshot_locked()
+        return await self._publisher.snapshot()
 
     async def pid(self) -> int:
         """Process id."""
@@ -242,39 +169,7 @@ class Syncer:
     async def status(self) -> SyncerStatus:
         """Where the run stands."""
         self._start()
-        protocol, now = self._protocol, time.monotonic()
-        balance = protocol.books.balance()
-        live = {member.learner for member in protocol.members.live(now, protocol.settings)}
-        return SyncerStatus(
-            epoch=protocol.epoch,
-            pid=os.getpid(),
-            node_id=ray.get_runtime_context().get_node_id(),
-            clock=protocol.clock.t,
-            tokens=protocol.books.tokens,
-            merges=protocol.merges,
-            versions=tuple(fragment.version for fragment in protocol.fragments),
-            live=len(live),
-            contributors=protocol.last_contributors,
-            paused=protocol.paused,
-            finishing=protocol.finishing.reason if protocol.finishing else None,
-            ended=self._ended,
-            balance=asdict(balance),
-            work_exact=balance.exact,
-            refusals={refusal.value: count for refusal, count in protocol.refusals.items()},
-            traffic=asdict(self._traffic),
-            cpu_s=time.process_time(),
-            merge_s=self._merge_s,
-            members={
-                member.learner: {
-                    "incarnation": member.incarnation,
-                    "pool": member.pool,
-                    "live": member.learner in live,
-                    "merged_s_ago": None if member.last_merged_at is None else now - member.last_merged_at,
-                }
-                for member in protocol.members.values()
-            },
-            totals={learner: protocol.books.learner_totals(learner) for learner in protocol.incarnations},
-        )
+        return status_of(self._protocol, self._traffic, self._publisher.merge_s, self._ended)
 
     # ---- carrying out
 
@@ -299,9 +194,9 @@ class Syncer:
     def _carry_out(self, decision: Decision) -> None:
         match decision:
             case Merge(job):
-                self._spawn(self._merge(job))
+                self._spawn(self._publisher.merge(job))
             case Record():
-                self._spawn(self._record(decision))
+                self._spawn(self._publisher.record(decision))
             case Grant(token, welcome):
                 self._answer_hello(token, welcome)
             case Deny(token, why, again):
@@ -315,52 +210,6 @@ class Syncer:
             case Ended(reason):
                 self._ended = reason
 
-    async def _merge(self, job: MergeJob) -> None:
-        started = time.monotonic()
-        result = await self._in(self._compute, job.run)
-        self._merge_s += time.monotonic() - started
-        async with self._journal_lock:  # books and journal must agree on the order of merges
-            record = merge_record(self._protocol, result)
-            try:
-                await self._append(record)
-            except OSError as error:
-                self._feed(PublishFailed(job, str(error)))
-                return
-            self._feed(Published(result))
-            self._since_snapshot += 1
-            if self._since_snapshot >= self._spec.config.checkpoint.snapshot_every_merges:
-                await self._try_snapshot()
-
-    async def _record(self, decision: Record) -> None:
-        async with self._journal_lock:
-            try:
-                await self._append(Durable(decision.meta, {}))
-            except OSError as error:
-                self._write("journal_failed", error=str(error))
-                self._feed(RecordFailed(decision.ticket))
-                return
-            self._feed(Recorded(decision.ticket))
-
-    async def _append(self, record: Durable) -> None:
-        try:
-            await self._in(self._disk, lambda: self._journal.append(record.meta, record.tensors))
-        except Fenced:
-            _log.exception("another syncer has taken over this run")
-            os._exit(1)
-
-    async def _try_snapshot(self) -> None:
-        try:
-            await self._snapshot_locked()
-        except OSError as error:
-            self._write("journal_failed", error=f"snapshot: {error}")
-
-    async def _snapshot_locked(self) -> int:
-        state = whole_state(self._protocol)
-        self._since_snapshot = 0
-        seq = await self._in(self._disk, lambda: self._journal.snapshot(state.meta, state.tensors))
-        self._write("snapshot", seq=seq)
-        return seq
-
     def _answer_hello(self, token: str, answer: Welcome | Denied) -> None:
         future = self._hellos.get(token)
         if future is None or future.done():
@@ -369,9 +218,6 @@ class Syncer:
             future.set_exception(answer)
         else:
             future.set_result(answer)
-
-    async def _in(self, pool: ThreadPoolExecutor, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, call)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -170,15 +170,21 @@ def _check_rest(config: Config) -> None:
     _above("pools.cpus_per_learner", config.pools.cpus_per_learner, 0.0)
     _at_least("pools.cpus_of_syncer", config.pools.cpus_of_syncer, 0.0)
     _at_least("pools.gpus_per_learner", config.pools.gpus_per_learner, 0.0)
+    for key in ("cpus_per_learner", "cpus_of_syncer", "gpus_per_learner"):
+        amount = getattr(config.pools, key)
+        if amount > 1 and amount != int(amount):
+            raise ConfigError(f"pools.{key}", amount, "Ray gives out fractions below 1 and whole numbers above")
     _one_of("tracking.kind", config.tracking.kind, TRACKERS)
     _one_of("tracking.mode", config.tracking.mode, TRACKING_MODES)
     for key in ("every_tokens", "batch_size", "sample_tokens"):
         _at_least(f"eval.{key}", getattr(config.eval, key), 1)
     _at_least("checkpoint.snapshot_every_merges", config.checkpoint.snapshot_every_merges, 1)
     _at_least("checkpoint.keep", config.checkpoint.keep, 1)
-    _at_least("supervisor.most_failed_starts", config.supervisor.most_failed_starts, 1)
-    for key in ("poll_s", "stop_deadline_s", "start_deadline_s", "sample_every_s", "evaluation_deadline_s", "linger_s"):
-        _above(f"supervisor.{key}", getattr(config.supervisor, key), 0.0)
+    for key in ("most_failed_starts", "final_tries", "most_failures"):
+        _at_least(f"supervisor.{key}", getattr(config.supervisor, key), 1)
+    for field in dataclasses.fields(config.supervisor):
+        if field.name.endswith("_s"):
+            _above(f"supervisor.{field.name}", getattr(config.supervisor, field.name), 0.0)
 
 
 def _check_finite(config: Config) -> None:

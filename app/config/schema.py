@@ -217,6 +217,12 @@ class SupervisorConfig:
     """Seconds between two samples of every actor's counters in the event tape and the tracker."""
     evaluation_deadline_s: float = 3600.0
     """Seconds that the final evaluation and export may take before they are tried again."""
+    final_tries: int = 3
+    """How often the final evaluation and export are tried."""
+    most_failures: int = 3
+    """Unforeseen errors of the supervisor itself, after which the run has failed."""
+    silent_s: float = 60.0
+    """Seconds without an answer of the supervisor, after which the driver has it restarted."""
     linger_s: float = 15.0
     """Seconds for which a finished run waits for a driver to fetch its result before it leaves the cluster."""
 

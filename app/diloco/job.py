@@ -108,6 +108,7 @@ def contained_in(answer: Answer, version: int, weight: float) -> Contained:
         incarnation=given.sender.incarnation,
         epoch=given.sender.epoch,
         round=given.round,
+        base=given.base_version,
         version=version,
         c_steps=given.c_steps,
         c_tokens=given.c_tokens,

@@ -102,7 +102,10 @@ class Contained:
     incarnation: int
     epoch: int
     round: int
+    base: int
+    """The version that the work started from."""
     version: int
+    """The version that holds it."""
     c_steps: int
     c_tokens: int
     weight: float

@@ -177,11 +177,6 @@ class Replica:
         except ValueError:
             return None
 
-    @property
-    def has_offers(self) -> bool:
-        """Whether a fragment waits for the next step boundary."""
-        return bool(self._inbox)
-
     def adopt(self, fragments: Collection[int] | None = None) -> list[int]:
         """At a step boundary: adopt what has arrived (of these fragments only, if given). Returns the fragments."""
         with self.lock:

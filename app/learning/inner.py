@@ -13,7 +13,6 @@ from torch import Tensor
 
 from app.config import TrainConfig
 from app.learning.loss import next_token_loss
-from app.learning.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +40,6 @@ class InnerLoop:
     def __init__(self, model: PreTrainedModel, config: TrainConfig) -> None:
         from accelerate import Accelerator
 
-        keep_freed_memory()
         bf16 = wants_bf16(config.precision)
         self._accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
         self._clip = config.grad_clip

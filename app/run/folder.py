@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import json
 import os
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -14,6 +16,7 @@ from app.run.storage import Store, open_store
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
+RUN = "run.json"
 
 _FIXED = ("model", "data", "diloco.fragments", "run.seed")
 """Sections and keys that the checkpoint is built on."""
@@ -52,6 +55,8 @@ class RunFolder:
     """The folder's own files: config.yaml, summary.json."""
     checkpoints: Store
     """The syncer's journal and snapshots."""
+    run_id: str
+    """Made once and kept with the checkpoints, so that a resumed run is the same run."""
     resumed: bool
     """There was a checkpoint, and the run goes on from it."""
     lock: Lock | None
@@ -69,6 +74,11 @@ class RunFolder:
             raise ValueError(f"{self.location} is not a folder of this machine")
         return path
 
+    def keep(self, config: Config) -> None:
+        """Write down the configuration and the run's id, once nothing can refuse the start any more."""
+        self.store.write(CONFIG, as_yaml(config).encode())
+        self.checkpoints.write(RUN, json.dumps({"run_id": self.run_id}).encode())
+
     def __truediv__(self, name: str) -> str:
         return f"{self.location.rstrip('/')}/{name}"
 
@@ -82,8 +92,7 @@ def local_path(location: str) -> Path | None:
 
 
 def open_folder(config: Config) -> RunFolder:
-    """Make or reopen the run folder, take its lock and write config.yaml. Nothing that was there is overwritten
-    unless the run goes on from it.
+    """Make or reopen the run folder and take its lock. Nothing that was there is changed.
 
     Raises:
         ConfigError: another driver runs in it; it holds a checkpoint and `run.resume` is never; it was started with
@@ -98,14 +107,20 @@ def open_folder(config: Config) -> RunFolder:
         resumed = bool(checkpoints.names(""))
         if resumed:
             _check_resume(config, store)
-        store.write(CONFIG, as_yaml(config).encode())
+        run_id = _run_id(checkpoints, config.run.name)
     except BaseException as error:
         if lock is not None:
             lock.release()
         if isinstance(error, OSError):
             raise ConfigError("run.dir", config.run.path, f"it can't be used: {error}") from error
         raise
-    return RunFolder(location, store, checkpoints, resumed, lock)
+    return RunFolder(location, store, checkpoints, run_id, resumed, lock)
+
+
+def _run_id(checkpoints: Store, name: str) -> str:
+    if checkpoints.exists(RUN):
+        return str(json.loads(checkpoints.read(RUN))["run_id"])
+    return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 def _locked(config: Config, path: Path) -> Lock:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from app.run.attempts import Event, attempts
 from app.run.facts import FaultFacts, LearnerFacts, MergeFacts, SyncerFacts
 from app.run.final_report import Recovery
 
-Event = dict[str, Any]
 BUSY_SHARE = 0.5
 """A learner that was in its steps for this share of the time between two samples was stepping all the time."""
 
@@ -31,28 +31,18 @@ class History:
 
     @property
     def started_at(self) -> float:
-        """Start of the run's first attempt."""
-        return float(self.events[0]["at"])
+        """Start of the run's first attempt; 0 when nothing happened."""
+        return float(self.events[0]["at"]) if self.events else 0.0
 
     @property
     def ended_at(self) -> float:
-        """Time of the last event."""
-        return float(self.events[-1]["at"])
+        """Time of the last event; 0 when nothing happened."""
+        return float(self.events[-1]["at"]) if self.events else 0.0
 
     @property
     def wall_s(self) -> float:
         """Seconds that the run was alive, over all its attempts."""
-        return sum(attempt[-1]["at"] - attempt[0]["at"] for attempt in self._attempts())
-
-    def _attempts(self) -> list[Sequence[Event]]:
-        """The events of each attempt. One begins with `run_started`, or with the start of the syncer that wrote it."""
-        starts = []
-        for i, event in enumerate(self.events):
-            if event["kind"] == "run_started":
-                own_syncer = i > 0 and self.events[i - 1]["kind"] == "syncer_started"
-                starts.append(i - 1 if own_syncer else i)
-        bounds = sorted({0, *starts, len(self.events)})
-        return [self.events[start:end] for start, end in pairwise(bounds)]
+        return sum(attempt[-1]["at"] - attempt[0]["at"] for attempt in attempts(self.events))
 
     def merges(self) -> tuple[MergeFacts, ...]:
         """All merges."""
@@ -194,7 +184,7 @@ class History:
     def _allocated(self, name: str) -> float:
         """From placement to the end of each attempt's last round: after it the learners are ended."""
         total = 0.0
-        for attempt in self._attempts():
+        for attempt in attempts(self.events):
             placed = _first(attempt, 0.0, kind="placed", learner=name)
             if placed is not None:
                 ended = _first(attempt, placed["at"], kind="ended") or attempt[-1]

@@ -10,6 +10,7 @@ from typing import Any
 from app.run.facts import STATUSES, LearnerFacts, RunFacts
 from app.run.figures import data_parallel_bytes, goodput, max_gap, participation, tokens_by_fate, uptime
 from app.run.storage import Store
+from app.run.tape import finite
 
 NAME = "summary.json"
 
@@ -87,10 +88,9 @@ def summarise(facts: RunFacts) -> dict[str, Any]:
 def write_summary(store: Store, summary: dict[str, Any]) -> None:
     """Put `summary.json` into the run folder, atomically.
 
-    Raises:
-        ValueError: a NaN or infinity, which JSON has no word for.
+    NaN and infinities (the loss of a model that diverged) become null, as JSON has no word for them.
     """
-    store.write(NAME, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
+    store.write(NAME, (json.dumps(finite(summary), indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_summary(store: Store) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Tape:
         with self._lock:
             self._start = at if self._start is None else self._start
             event = {"kind": kind, "at": at, "t": at - self._start, **fields}
-            line = (json.dumps(_finite(event), allow_nan=False) + "\n").encode()
+            line = (json.dumps(finite(event), allow_nan=False) + "\n").encode()
             if self._torn:
                 line = b"\n" + line
             written = os.write(self._file, line)
@@ -97,11 +97,12 @@ def _parse(lines: bytes) -> tuple[list[dict[str, Any]], int]:
     return events, torn
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with null for every NaN and infinity in it: JSON has no word for them."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -27,6 +27,7 @@ class Sight:
     resting: bool = False
     """It was told to stop stepping."""
     error: str | None = None
+    """Why it failed; of one that is gone: why it could not start."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class Watch:
 
     def _see(self, learner: str, track: _Track, sight: Sight, now: float) -> list[Action]:
         if sight.gone:
+            if sight.error is not None and track.steps < 1:  # its process never got as far as to join
+                track.failures, track.error, track.changed_at = track.failures + 1, sight.error, now
             return self._died(learner, track, now)
         if not sight.answered or 0 < sight.incarnation <= track.lost:
             return []  # silent, or given up already: either it ends now, or it is fenced and will never step again

@@ -3,8 +3,8 @@
     python scripts/bench/kill_one.py [key=value ...]
 
 Prints a table and, last, one JSON line. Wanted: `repeat_ratio` within 2% of 1 (two runs of one configuration),
-`kill_ratio` at most 1.03 (eval loss against the undisturbed run at the same budget), `gap_ratio` at most 3 (largest gap
-between two merges, against the undisturbed run's), `balanced` true.
+`kill_ratio` at most 1.03 (eval loss against the undisturbed runs' at the same budget), `gap_ratio` at most 3 (largest
+gap between two merges, against the undisturbed run's), `balanced` true. Exits with 1 when one of them is missed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from app.run import tape
 from app.run.history import History
 
 ROOT = Path(__file__).resolve().parents[2]
+REPEAT_WITHIN, KILL_RATIO, GAP_RATIO, BITS_PER_BYTE = 0.02, 1.03, 3.0, 2.2
 RUNS = {"undisturbed": [], "repeated": [], "kill_one": ["chaos=kill_one"]}
 
 
-def main(overrides: list[str]) -> None:
+def main(overrides: list[str]) -> int:
     """Run, compare, print."""
     with tempfile.TemporaryDirectory(prefix="diloco-bench-") as folder:
         results = {name: run(Path(folder) / name, [*extra, *overrides]) for name, extra in RUNS.items()}
@@ -37,18 +38,23 @@ def main(overrides: list[str]) -> None:
     for recovery in killed["recoveries"]:
         print("recovery:", ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in recovery["phases"].items()))
     calm = statistics.mean([plain["loss"], repeated["loss"]])
-    print(
-        json.dumps(
-            {
-                "repeat_ratio": repeated["loss"] / plain["loss"],
-                "kill_ratio": killed["loss"] / calm,
-                "gap_ratio": killed["gap_s"] / max(plain["gap_s"], repeated["gap_s"]),
-                "balanced": all(result["balanced"] for result in results.values()),
-                "bits_per_byte": plain["bits_per_byte"],
-                "results": results,
-            }
-        )
-    )
+    figures = {
+        "repeat_ratio": repeated["loss"] / plain["loss"],
+        "kill_ratio": killed["loss"] / calm,
+        "gap_ratio": killed["gap_s"] / plain["gap_s"],
+        "balanced": all(result["balanced"] for result in results.values()),
+        "bits_per_byte": plain["bits_per_byte"],
+    }
+    met = {
+        "repeat_ratio": abs(figures["repeat_ratio"] - 1) <= REPEAT_WITHIN,
+        "kill_ratio": figures["kill_ratio"] <= KILL_RATIO,
+        "gap_ratio": figures["gap_ratio"] <= GAP_RATIO,
+        "balanced": figures["balanced"],
+        "bits_per_byte": figures["bits_per_byte"] <= BITS_PER_BYTE,
+    }
+    missed = [name for name, reached in met.items() if not reached]
+    print(json.dumps({**figures, "missed": missed, "results": results}))
+    return 1 if missed else 0
 
 
 def run(folder: Path, overrides: list[str]) -> dict[str, Any]:
@@ -72,4 +78,4 @@ def run(folder: Path, overrides: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -25,3 +25,12 @@ def test_one_line_and_exit_2(command, overrides, parts):
     assert all(part in errors[0] for part in parts), errors[0]
     assert "Traceback" not in refused.output
     assert "starting Ray" not in refused.output
+
+
+@pytest.mark.parametrize("override", ["pools.gpus_per_learner=64", "pools.label_selector={zone: nowhere}"])
+def test_what_this_machine_can_never_place_is_refused(command, override):
+    refused = command(override)
+    assert refused.wait() == 2, refused.output
+    last = refused.output.splitlines()[-1]
+    assert last.startswith(f"error: {override.split('=')[0]}")
+    assert "this machine has" in last

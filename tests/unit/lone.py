@@ -17,7 +17,7 @@ def value(level: float) -> torch.Tensor:
 
 def full(version: int, level: float, *mine: tuple[int, int], epoch: int = 1, clock: int = 0) -> Offer:
     """A full fragment with all values `level`; `mine` are (epoch, round) of own work that it contains."""
-    entries = tuple(Contained("a", 1, e, r, version, 1, 1, 1.0) for e, r in mine)
+    entries = tuple(Contained("a", 1, e, r, version - 1, version, 1, 1, 1.0) for e, r in mine)
     theta = value(level)
     return Offer(0, version, epoch, clock, None, "fp32", get_codec("fp32").encode(theta), digest(theta), entries)
 

@@ -28,7 +28,7 @@ def report(tokens: int, *, learner: str = "a", seq: int = 0, missed: tuple[int, 
 
 
 def contained(tokens: int, learner: str = "a") -> Contained:
-    return Contained(learner, 1, 1, 1, 1, tokens // 10, tokens, 1.0)
+    return Contained(learner, 1, 1, 1, 0, 1, tokens // 10, tokens, 1.0)
 
 
 def books_of(*learners: str) -> Books:

@@ -93,6 +93,8 @@ REFUSED = [
     (["checkpoint.keep=0"], "checkpoint.keep=0", "at least 1"),
     (["supervisor.poll_s=0"], "supervisor.poll_s=0", "more than 0"),
     (["pools.cpus_per_learner=-1"], "pools.cpus_per_learner=-1", "more than 0"),
+    (["pools.cpus_per_learner=1.5"], "pools.cpus_per_learner=1.5", "whole numbers above"),
+    (["supervisor.silent_s=0"], "supervisor.silent_s=0", "more than 0"),
     (["pools.cpus_per_learner=0"], "pools.cpus_per_learner=0", "more than 0"),
     (["run.dir=s3://bucket/run"], "run.dir=s3://bucket/run", "a folder is needed"),
 ]

@@ -20,6 +20,7 @@ def config_for(folder: object, *overrides: str) -> Config:
 def with_checkpoint(config: Config) -> bytes:
     """Start a run, let it write a checkpoint, end it; its config.yaml."""
     folder = open_folder(config)
+    folder.keep(config)
     journal = Journal(folder.checkpoints, 2)
     journal.claim_epoch()
     journal.append({"merge": 0}, {})
@@ -29,11 +30,17 @@ def with_checkpoint(config: Config) -> bytes:
 
 
 def test_a_new_folder(tmp_path: Path) -> None:
-    folder = open_folder(config_for(tmp_path / "a" / "b"))
+    config = config_for(tmp_path / "a" / "b")
+    folder = open_folder(config)
     assert not folder.resumed
     assert folder.local == tmp_path / "a" / "b"
     assert folder / "model" == f"{tmp_path}/a/b/model"
-    assert from_yaml((tmp_path / "a/b/config.yaml").read_text()) == config_for(tmp_path / "a" / "b")
+    assert not (tmp_path / "a/b/config.yaml").exists()  # the start may still be refused
+    folder.keep(config)
+    assert from_yaml((tmp_path / "a/b/config.yaml").read_text()) == config
+    assert folder.lock is not None
+    folder.lock.release()
+    assert open_folder(config_for(tmp_path / "a" / "b", "run.resume=auto")).run_id == folder.run_id
 
 
 def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +63,8 @@ def test_resume_may_change_what_is_free_to_change(tmp_path: Path) -> None:
     with_checkpoint(config_for(tmp_path))
     folder = open_folder(config_for(tmp_path, "run.resume=auto", "learners=2", "train.tokens=5000000"))
     assert folder.resumed
+    assert from_yaml(folder.store.read("config.yaml").decode()).learners == 4  # until the start is certain
+    folder.keep(config_for(tmp_path, "run.resume=auto", "learners=2", "train.tokens=5000000"))
     assert from_yaml(folder.store.read("config.yaml").decode()).learners == 2
 
 

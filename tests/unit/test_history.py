@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from app.run.attempts import without_pauses
 from app.run.facts import FaultFacts, MergeFacts
 from app.run.final_report import Recovery
 from app.run.history import Event, History
@@ -275,3 +276,28 @@ def test_a_syncer_that_died_last_belongs_to_its_own_attempt() -> None:
         event(505.0, "run_ended"),
     ]
     assert History(events).wall_s == pytest.approx(10.0 + 5.0)
+
+
+def test_without_pauses_a_night_off_is_no_gap() -> None:
+    events = [
+        *START,
+        merge(118.0, ("learner-0", 1)),
+        event(120.0, "run_ended"),
+        event(1100.0, "run_started", attempt="b"),
+        join(1105.0, 2, actor=1103.0),
+        merge(1106.0, ("learner-0", 2)),
+        fault(1110.0, "kill"),
+        event(1112.0, "run_ended"),
+    ]
+    history = History(without_pauses(events))
+    assert [m.at for m in history.merges()][-2:] == pytest.approx([118.0, 126.0])
+    assert history.of("join")[-1]["timeline"]["actor"] == pytest.approx(123.0)
+    assert history.of("fault")[-1]["struck_at"] == pytest.approx(130.0)
+    assert history.wall_s == pytest.approx(History(events).wall_s) == pytest.approx(20.0 + 12.0)
+    assert without_pauses(events[:3]) == events[:3]
+
+
+def test_nothing_on_the_tape_is_a_history_too() -> None:
+    history = History(without_pauses([]))
+    assert (history.started_at, history.ended_at, history.wall_s) == (0.0, 0.0, 0)
+    assert (history.learners(), history.merges(), history.faults()) == ([], (), ())

@@ -181,7 +181,7 @@ def test_threads_that_step_adopt_capture_and_receive_lose_nothing() -> None:
         merged += given.c_tokens
         version += 1
         assert replica.receive(full(version, total, (1, version)))
-        while replica.has_offers and not done.is_set():
+        while replica.fragments[0].version < version and not done.is_set():
             replica.report(1.0, 0.0, False)
     thread.join()
     replica.adopt()

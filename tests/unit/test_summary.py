@@ -160,9 +160,16 @@ def test_the_file_is_written_whole(tmp_path: Path) -> None:
     write_summary(store, summarise(facts()))
     before = read_summary(store)
     assert before == summarise(facts())
-    with pytest.raises(ValueError):
-        write_summary(store, {"loss": math.nan})
+    with pytest.raises(TypeError):
+        write_summary(store, {"loss": object()})
     assert read_summary(store) == before
+
+
+def test_the_loss_of_a_model_that_diverged_is_null(tmp_path: Path) -> None:
+    diverged = dataclasses.replace(facts(), evals=(EvalFacts(0, 7.0, 4.0), EvalFacts(9, math.nan, math.inf)))
+    write_summary(LocalStore(tmp_path), summarise(diverged))
+    read = read_summary(LocalStore(tmp_path))
+    assert (read["eval_loss_first"], read["eval_loss_final"], read["eval_bits_per_byte"]) == (7.0, None, None)
 
 
 def test_versions_name_what_a_result_depends_on() -> None:

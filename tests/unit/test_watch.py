@@ -260,3 +260,22 @@ def test_a_step_makes_up_for_failed_starts() -> None:
     for incarnation in range(1, 12):
         scene.look(l0=stepping(1, incarnation=incarnation) if incarnation % 3 == 0 else starting(incarnation))
         assert scene.look(l0=GONE) == [Lost("learner-0", incarnation, "died")]
+
+
+def test_a_learner_that_can_not_be_made_is_a_failed_start_each_time() -> None:
+    scene = Scene()
+    broken = Sight(answered=False, gone=True, error="ModuleNotFoundError: no module named torch")
+    for _ in range(CONFIG.most_failed_starts - 1):
+        assert scene.look(l0=broken) == []
+        assert scene.look(l0=SILENT) == []
+    (given_up,) = scene.look(l0=broken)
+    assert isinstance(given_up, GiveUp)
+    assert "no module named torch" in given_up.reason
+
+
+def test_a_death_after_steps_is_no_failed_start() -> None:
+    scene = joined()
+    for incarnation in range(1, CONFIG.most_failed_starts + 2):
+        died = Sight(answered=False, gone=True, error="killed")
+        assert scene.look(l0=died) == [Lost("learner-0", incarnation, "died")]
+        assert scene.look(l0=stepping(1, incarnation=incarnation + 1)) == []

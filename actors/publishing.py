@@ -1,0 +1,131 @@
+"""Carrying out what the protocol decides about values: merges, journal records, snapshots.
+
+Arithmetic and disk have a thread each, so that the syncer's loop goes on answering. A merge counts when its record is
+on the disk, and books and journal see merges in the same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from actors.spec import RunSpec
+from app.diloco.durable import Durable, merge_record, restore, whole_state
+from app.diloco.events import Event, Published, PublishFailed, Record, Recorded, RecordFailed
+from app.diloco.job import MergeJob
+from app.diloco.protocol import Protocol
+from app.run.journal import Fenced, Journal
+from app.run.storage import open_store
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Publisher:
+    """The journal of one syncer process, and the two threads that work for it."""
+
+    def __init__(self, spec: RunSpec, feed: Callable[[Event], None], note: Callable[..., None]):
+        """Claim the next epoch and read the state back. `feed` takes events for the protocol, `note` for the tape."""
+        self._spec, self._feed, self._note = spec, feed, note
+        self._compute = ThreadPoolExecutor(1, "merge")
+        self._disk = ThreadPoolExecutor(1, "journal")
+        self._lock = asyncio.Lock()
+        self._journal = Journal(open_store(str(spec.checkpoints)), spec.config.checkpoint.keep)
+        self.protocol = self._restore(self._claim())
+        self.merge_s = 0.0
+        """Seconds of merging so far."""
+
+    @property
+    def dropped(self) -> Any:
+        """Damaged records at the journal's end that were left out."""
+        return self._journal.dropped
+
+    def _claim(self) -> int:
+        """Claim the next epoch; a disk that is full or gone is waited for, learners step on meanwhile."""
+        while True:
+            try:
+                return self._journal.claim_epoch()
+            except OSError:
+                _log.exception("the journal can't be written")
+                time.sleep(self._spec.config.diloco.journal_retry_s)
+
+    def _restore(self, epoch: int) -> Protocol:
+        spec = self._spec
+        state, later = self._journal.load()
+        if state is None:
+            raise RuntimeError(f"{spec.checkpoints} holds no version 0; the driver writes it before the syncer starts")
+        self._since_snapshot = len(later)
+        return restore(
+            spec.run_id,
+            epoch,
+            spec.layout,
+            spec.config.diloco,
+            spec.config.train.tokens,
+            Durable(state.meta, state.tensors),
+            [Durable(record.meta, record.tensors) for record in later],
+        )
+
+    async def compute(self, call: Callable[[], T]) -> T:
+        """Run arithmetic in its thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._compute, call)
+
+    async def merge(self, job: MergeJob) -> None:
+        """Compute a merge and make it durable."""
+        started = time.monotonic()
+        result = await self.compute(job.run)
+        self.merge_s += time.monotonic() - started
+        async with self._lock:
+            record = merge_record(self.protocol, result)
+            try:
+                await self._append(record)
+            except OSError as error:
+                self._feed(PublishFailed(job, str(error)))
+                return
+            self._feed(Published(result))
+            self._since_snapshot += 1
+            if self._since_snapshot >= self._spec.config.checkpoint.snapshot_every_merges:
+                await self._try_snapshot()
+
+    async def record(self, decision: Record) -> None:
+        """Make a decision that moves no values durable."""
+        async with self._lock:
+            try:
+                await self._append(Durable(decision.meta, {}))
+            except OSError as error:
+                self._note("journal_failed", error=str(error))
+                self._feed(RecordFailed(decision.ticket))
+                return
+            self._feed(Recorded(decision.ticket))
+
+    async def snapshot(self) -> int:
+        """Compact the journal now. Returns the sequence number that the snapshot stands for."""
+        async with self._lock:
+            return await self._snapshot()
+
+    async def _append(self, record: Durable) -> None:
+        try:
+            await self._write(lambda: self._journal.append(record.meta, record.tensors))
+        except Fenced:
+            _log.exception("another syncer has taken over this run")
+            os._exit(1)
+
+    async def _try_snapshot(self) -> None:
+        try:
+            await self._snapshot()
+        except OSError as error:
+            self._note("journal_failed", error=f"snapshot: {error}")
+
+    async def _snapshot(self) -> int:
+        state = whole_state(self.protocol)
+        self._since_snapshot = 0
+        seq = await self._write(lambda: self._journal.snapshot(state.meta, state.tensors))
+        self._note("snapshot", seq=seq)
+        return seq
+
+    async def _write(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, call)

@@ -1,0 +1,32 @@
+"""A supervisor that meets an error which nobody foresaw, at every start: the run ends, says why and leaves nothing."""
+
+import psutil
+import pytest
+import ray
+
+from actors.spec import SUPERVISOR
+from tests.cluster.harness import LiveRun, kill, wait_for
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_a_supervisor_that_always_fails_gives_up_and_ends_the_run(cluster, tmp_path):
+    run = LiveRun(tmp_path / "run", ["learners=1", "supervisor.linger_s=60"])
+    try:
+        run.wait_training()
+        pids = run.pids()
+        run.spec.tape.rename(tmp_path / "events.jsonl")
+        run.spec.tape.mkdir()  # it reads the tape when it starts
+        kill(run.call(SUPERVISOR, "pid"))
+        status = wait_for("the run has ended", lambda: (s := run.status(SUPERVISOR)) and s.phase == "done" and s, 150.0)
+        assert "IsADirectoryError" in status.error
+        failures = sorted(path.name for path in (run.spec.run_dir / "failures").iterdir())
+        assert len(failures) == run.config.supervisor.most_failures
+        wait_for("its learners and services are gone", lambda: not any(map(alive, pids)))
+    finally:
+        run.close()
+    assert ray.is_initialized()
+
+
+def alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
