@@ -29,9 +29,15 @@ class Striker:
 
     def __init__(self, spec: RunSpec, lookout: Lookout):
         self._spec, self._lookout = spec, lookout
-        events = tape.read(spec.tape)[0]
-        self._struck = struck_faults(events)
+        self._struck: set[int] = set()
         self._victims: set[tuple[str, int]] = set()
+        self._thaws: list[tuple[float, str, int]] = []
+        """(when, of the monotonic clock; node; process id)"""
+
+    def recall(self) -> None:
+        """Read from the tape what a supervisor before this one did."""
+        events = tape.read(self._spec.tape)[0]
+        self._struck = struck_faults(events)
         self._thaws = _thaws(events)
 
     def struck(self, learner: str, incarnation: int) -> bool:

@@ -141,6 +141,7 @@ class Supervisor:
 
     def _supervise(self) -> None:
         config = self._spec.config
+        self._striker.recall()
         known = self._fleet.find(SYNCER) is not None
         if not known:
             self._make_missing()
