@@ -19,6 +19,7 @@ from actors.learner import HANG_SIGNAL
 from actors.publishing import Publisher
 from actors.spec import RunSpec
 from actors.syncer_status import SyncerStatus, Traffic, status_of
+from app.diloco.codec import get_codec
 from app.diloco.events import (
     Arrived,
     Decision,
@@ -65,6 +66,9 @@ class Syncer:
         self._spec = spec
         self._tape = Tape(spec.tape)
         self._traffic = Traffic()
+        diloco = spec.config.diloco
+        for codec in (diloco.codec_up, diloco.codec_down):
+            get_codec(codec, diloco.codec_block)  # its kernels are compiled before anybody waits
         self._ended: str | None = None
         self._hellos: dict[str, asyncio.Future[Welcome]] = {}
         self._news: dict[str, asyncio.Event] = {}
@@ -131,7 +135,8 @@ class Syncer:
         self._spawn(self._decode(contribution, numel))
 
     async def _decode(self, contribution: Contribution, numel: int) -> None:
-        delta = await self._publisher.compute(lambda: decode_contribution(contribution, numel))
+        block = self._spec.config.diloco.codec_block
+        delta = await self._publisher.compute(lambda: decode_contribution(contribution, numel, block))
         if delta is not None:
             self._traffic.up += contribution.payload.size
             self._traffic.up_fp32 += 4 * numel

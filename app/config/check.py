@@ -19,7 +19,7 @@ from app.config.schema import (
     Config,
     Fault,
 )
-from app.diloco.settings import ADOPTIONS, CODECS, LATE_RULES
+from app.diloco.settings import ADOPTIONS, CODEC_BLOCKS, CODECS, LATE_RULES
 
 
 def check(config: Config) -> None:
@@ -139,6 +139,9 @@ def _check_diloco(config: Config) -> None:
     _at_least("diloco.ring_versions", diloco.ring_versions, 1)
     _one_of("diloco.codec_up", diloco.codec_up, CODECS)
     _one_of("diloco.codec_down", diloco.codec_down, CODECS)
+    if diloco.codec_block not in CODEC_BLOCKS:
+        allowed = f"a power of two from {CODEC_BLOCKS[0]} to {CODEC_BLOCKS[-1]} is needed"
+        raise ConfigError("diloco.codec_block", diloco.codec_block, allowed)
     _one_of("diloco.adopt", diloco.adopt, ADOPTIONS)
     _one_of("diloco.late", diloco.late, LATE_RULES)
     _between("diloco.mix_alpha", diloco.mix_alpha, 0.0, 1.0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from app.diloco.codec import digest, get_codec
+from app.diloco.codec import Codec, digest, get_codec
 from app.diloco.fragments import Fragment, Layout
 from app.diloco.merge import merge_fragment, token_weight
 from app.diloco.messages import Contained, Contribution, Payload
@@ -70,7 +70,8 @@ class MergeJob:
         theta, momentum = nesterov_step(
             self.theta, self.momentum, grad, self.settings.outer_lr, self.settings.outer_momentum
         )
-        theta_hat, change = chain(self.theta_hat, theta, self.settings.codec_down)
+        codec = get_codec(self.settings.codec_down, self.settings.codec_block)
+        theta_hat, change = chain(self.theta_hat, theta, codec)
         return MergeResult(
             fragment=self.fragment.index,
             round=self.round,
@@ -88,16 +89,15 @@ class MergeJob:
         )
 
 
-def chain(theta_hat: torch.Tensor, theta: torch.Tensor, codec_down: str) -> tuple[torch.Tensor, Payload | None]:
+def chain(theta_hat: torch.Tensor, theta: torch.Tensor, codec: Codec) -> tuple[torch.Tensor, Payload | None]:
     """Θ̂ᵥ₊₁ = Θ̂ᵥ + decode(encode(Θᵥ₊₁ − Θ̂ᵥ)): the encoding error is carried into the next change.
 
     Returns the new Θ̂ and the encoded change; with an fp32 codec Θ̂ is Θ and there is no change to send.
     """
-    if codec_down == "fp32":
+    if codec.name == "fp32":
         return theta, None
-    codec = get_codec(codec_down)
     change = codec.encode(theta - theta_hat)
-    return theta_hat + codec.decode(change, theta.numel()), change
+    return codec.decode(change, theta.numel()).add_(theta_hat), change
 
 
 def contained_in(answer: Answer, version: int, weight: float) -> Contained:
@@ -116,13 +116,15 @@ def contained_in(answer: Answer, version: int, weight: float) -> Contained:
     )
 
 
-def decode_contribution(contribution: Contribution, numel: int) -> torch.Tensor | None:
+def decode_contribution(contribution: Contribution, numel: int, block: int) -> torch.Tensor | None:
     """The decoded d, fp32 [numel], or None when the payload is garbage (size, codec, NaN, Inf).
+
+    `block` is the block size of the codecs that have one (`codec_block`).
 
     ‖d‖² must be finite in fp32 too: what is larger would overflow in the outer step and poison Θ.
     """
     try:
-        delta = get_codec(contribution.codec).decode(contribution.payload, numel)
+        delta = get_codec(contribution.codec, block).decode(contribution.payload, numel)
     except (ValueError, TypeError, AttributeError):  # whatever else may stand where an array should
         return None
     return delta if bool(torch.isfinite(torch.dot(delta, delta))) else None

@@ -38,7 +38,8 @@ class Replica:
         self._layout = layout
         self._settings = settings
         self._parameters = parameters
-        self._codec = get_codec(settings.codec_up)
+        self._codec = get_codec(settings.codec_up, settings.codec_block)
+        get_codec(settings.codec_down, settings.codec_block)  # its kernels are compiled before the first step
         self.sender: Sender = welcome.sender
         self.clock = welcome.clock
         self.steps = 0
@@ -113,7 +114,6 @@ class Replica:
 
     def contribute(self, ask: Ask, step_time: float, loss: float, idle: bool) -> Contribution:
         """Answer an ask that `hear` returned with d = encode(θ − Θ̂_base) and the counters of this moment.
-
         Only the copy happens under the lock; encoding does not hold up a step.
         """
         p = ask.fragment
@@ -170,9 +170,9 @@ class Replica:
             if offer.base_version is None:
                 full = _decode_full(offer)
                 return full if full.numel() == numel else None
-            codec = get_codec(offer.codec)
+            codec = get_codec(offer.codec, self._settings.codec_block)
             for change in offer.payload.reshape(offer.version - newest, codec.nbytes(numel)):
-                value = value + codec.decode(change, numel)
+                value = codec.decode(change, numel).add_(value)
             return value
         except ValueError:
             return None

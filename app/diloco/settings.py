@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CODECS = ("fp32", "bf16")
+CODECS = ("fp32", "bf16", "int8", "int4", "fp4")
+CODEC_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 ADOPTIONS = ("overwrite", "mix", "rebase")
 LATE_RULES = ("discard", "merge")
 
@@ -26,9 +27,11 @@ class DilocoSettings:
     ring_versions: int = 4
     """R: versions of each fragment that the syncer keeps."""
     codec_up: str = "fp32"
-    """Codec of contributions, learner to syncer."""
+    """Codec of contributions, learner to syncer: fp32, bf16, or int8, int4, fp4 (E3M0) in blocks with a scale."""
     codec_down: str = "fp32"
-    """Codec of offers, syncer to learner."""
+    """Codec of offers, syncer to learner: the same choice."""
+    codec_block: int = 64
+    """Elements that share a 2-byte scale in int8, int4 and fp4: a power of two, 16 to 4096. Fewer err less."""
     adopt: str = "overwrite"
     """What a learner does with an offered fragment: overwrite, mix or rebase."""
     mix_alpha: float = 0.5

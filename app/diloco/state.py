@@ -88,9 +88,11 @@ class GlobalFragment:
     def offer_for(self, learner: str, held: int, epoch: int, full: bool) -> Offer:
         """The newest value for a learner that holds `held`: the missing changes, or all of it where that is smaller."""
         changes = None if full else self.ring.changes(held)
-        codec, base, payload = "fp32", None, get_codec("fp32").encode(self.theta_hat)
-        if changes and sum(change.size for change in changes) < payload.size:
+        whole = get_codec("fp32")
+        if changes and sum(change.size for change in changes) < whole.nbytes(self.theta_hat.numel()):
             codec, base, payload = self.change_codec, held, np.concatenate(changes)
+        else:
+            codec, base, payload = whole.name, None, whole.encode(self.theta_hat)
         return Offer(
             fragment=self.index,
             version=self.version,

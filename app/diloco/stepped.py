@@ -95,7 +95,7 @@ class SteppedFleet:
                 for ask in replica.hear(reply.epoch, reply.asks):
                     given = replica.contribute(ask, STEP_TIME, self._learners[name].loss, idle)
                     numel = self.protocol.layout.fragments[given.fragment].numel
-                    self._feed(Arrived(given, decode_contribution(given, numel)))
+                    self._feed(Arrived(given, decode_contribution(given, numel, self.protocol.settings.codec_block)))
         for name in self.replicas:
             self._deliver(name, self._report(name, idle), idle)
 

@@ -104,7 +104,8 @@ class World:
         self.send("reply", (report.sender.learner, report.sender.incarnation, reply))
 
     def _on_contribution(self, given: Contribution) -> None:
-        self.feed(Arrived(given, decode_contribution(given, self.layout.fragments[given.fragment].numel)))
+        numel = self.layout.fragments[given.fragment].numel
+        self.feed(Arrived(given, decode_contribution(given, numel, self.settings.codec_block)))
 
     def _on_lost(self, who: tuple[str, int]) -> None:
         self.feed(Lost(*who, "exit"))

@@ -6,6 +6,7 @@ from app.diloco.codec import check_finite, digest, get_codec
 from app.diloco.settings import CODECS
 
 SIZES = [0, 1, 2, 7, 1009]
+BLOCK = 64
 
 
 def vector(n: int, seed: int = 0) -> torch.Tensor:
@@ -15,7 +16,7 @@ def vector(n: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("n", SIZES)
 def test_payload_is_a_flat_byte_array_of_the_stated_size(name: str, n: int) -> None:
-    codec = get_codec(name)
+    codec = get_codec(name, BLOCK)
     payload = codec.encode(vector(n))
     assert codec.name == name
     assert (payload.dtype, payload.shape) == (np.uint8, (codec.nbytes(n),))
@@ -49,20 +50,20 @@ def test_bf16_rounds_to_nearest_ties_to_even() -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 def test_encoding_twice_loses_nothing_more(name: str) -> None:
-    codec = get_codec(name)
+    codec = get_codec(name, BLOCK)
     once = codec.decode(codec.encode(vector(1009)), 1009)
     assert torch.equal(codec.decode(codec.encode(once), 1009), once)
 
 
 @pytest.mark.parametrize("name", CODECS)
 def test_no_memory_is_shared(name: str) -> None:
-    codec = get_codec(name)
+    codec = get_codec(name, BLOCK)
     x = torch.ones(8)
     payload = codec.encode(x)
     x.zero_()
     decoded = codec.decode(payload, 8)
     payload[:] = 0
-    assert decoded.tolist() == [1.0] * 8
+    assert decoded.tolist() == pytest.approx([1.0] * 8, rel=0.01)
     decoded += 1
     assert not payload.any()
 
@@ -70,7 +71,7 @@ def test_no_memory_is_shared(name: str) -> None:
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.filterwarnings("error")
 def test_decodes_read_only_unaligned_and_strided_bytes(name: str) -> None:
-    codec = get_codec(name)
+    codec = get_codec(name, BLOCK)
     n = 33
     payload = codec.encode(vector(n))
     unaligned = np.concatenate([np.zeros(1, np.uint8), payload])[1:]
@@ -82,29 +83,29 @@ def test_decodes_read_only_unaligned_and_strided_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 def test_wrong_sizes_and_types_are_refused(name: str) -> None:
-    codec = get_codec(name)
+    codec = get_codec(name, BLOCK)
     payload = codec.encode(vector(8))
     wrong = [payload[:-1], np.append(payload, np.uint8(0)), payload.reshape(2, -1), payload.astype(np.int16)]
     for garbage in wrong:
         with pytest.raises(ValueError, match=name):
             codec.decode(garbage, 8)
     with pytest.raises(ValueError, match=name):
-        codec.decode(payload, 7)
+        codec.decode(payload, 6)
     with pytest.raises(ValueError, match="flat"):
         codec.encode(torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize("name", CODECS)
 def test_encodes_from_any_float_type_and_stride(name: str) -> None:
-    codec = get_codec(name)
+    codec = get_codec(name, BLOCK)
     x = vector(20).to(torch.bfloat16)
     leaf = torch.stack([x.float(), torch.zeros(20)], dim=1)[:, 0].requires_grad_()
     assert np.array_equal(codec.encode(x), codec.encode(leaf))
 
 
 def test_unknown_codec_names_the_allowed_ones() -> None:
-    with pytest.raises(ValueError, match=r"'zip', allowed: fp32, bf16"):
-        get_codec("zip")
+    with pytest.raises(ValueError, match=r"'zip', allowed: fp32, bf16, int8, int4, fp4"):
+        get_codec("zip", BLOCK)
 
 
 def test_check_finite() -> None:
@@ -117,7 +118,7 @@ def test_check_finite() -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 def test_garbage_in_a_payload_is_found_after_decoding(name: str) -> None:
-    codec = get_codec(name)
+    codec = get_codec(name, BLOCK)
     payload = codec.encode(vector(8))
     payload[:8] = 0xFF
     with pytest.raises(ValueError, match="NaN or Inf"):

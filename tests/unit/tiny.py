@@ -138,7 +138,7 @@ class Hand:
 
     def arrive(self, given: Contribution) -> None:
         numel = self.protocol.layout.fragments[given.fragment].numel
-        self.feed(Arrived(given, decode_contribution(given, numel)))
+        self.feed(Arrived(given, decode_contribution(given, numel, self.settings.codec_block)))
 
     def answer(self, name: str, fragment: int) -> Contribution:
         given = self.capture(name, fragment)

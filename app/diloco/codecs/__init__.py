@@ -1,0 +1,1 @@
+"""What crosses the network as bytes: one file for the interface, one for each family of codecs, two for kernels."""
