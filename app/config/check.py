@@ -143,6 +143,9 @@ def _check_diloco(config: Config) -> None:
         allowed = f"a power of two from {CODEC_BLOCKS[0]} to {CODEC_BLOCKS[-1]} is needed"
         raise ConfigError("diloco.codec_block", diloco.codec_block, allowed)
     _one_of("diloco.adopt", diloco.adopt, ADOPTIONS)
+    if diloco.error_feedback and diloco.adopt == "rebase":
+        allowed = "false is needed when diloco.adopt=rebase, which keeps what a codec leaves out anyway"
+        raise ConfigError("diloco.error_feedback", diloco.error_feedback, allowed)
     _one_of("diloco.late", diloco.late, LATE_RULES)
     _between("diloco.mix_alpha", diloco.mix_alpha, 0.0, 1.0)
     _above("diloco.outer_lr", diloco.outer_lr, 0.0)

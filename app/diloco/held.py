@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from app.diloco.feedback import Feedback
 from app.diloco.messages import Ask, Offer
 
 
 @dataclass
 class Capture:
-    """What was sent for a round: its place in the protocol, its counters, and the decoded d (kept for rebase)."""
+    """What was sent for a round: its place in the protocol, its counters, and what adopting it will need."""
 
     epoch: int
     round: int
@@ -26,6 +27,9 @@ class Capture:
     c_steps: int
     c_tokens: int
     delta: torch.Tensor | None = None
+    """The decoded d, fp32 [numel]; for rebase only."""
+    residue: torch.Tensor | None = None
+    """ε, what the codec left out, fp32 [numel]; for error feedback only."""
 
 
 @dataclass
@@ -41,6 +45,7 @@ class Held:
     in_flight: list[list[Capture]] = field(default_factory=list)
     """The same for work on older bases, a list for each base: the counters hold it no more, it is outstanding."""
     discarded: dict[str, int] = field(default_factory=dict)
+    feedback: Feedback | None = None
 
     @property
     def outstanding(self) -> int:
@@ -73,6 +78,7 @@ class Held:
         """
         self._land(offer)
         contained, undecided = _decide(self.captures, offer)
+        self._carry(contained)
         accounted = contained or (undecided[-1] if undecided else None)
         if contained is None and undecided:
             self.in_flight.append(undecided)
@@ -88,6 +94,7 @@ class Held:
         still = []
         for captures in self.in_flight:
             contained, undecided = _decide(captures, offer)
+            self._carry(contained)
             if contained is not None:
                 self._discard("overwritten", captures[-1].c_tokens - contained.c_tokens)
             elif undecided:
@@ -95,6 +102,11 @@ class Held:
             else:
                 self._discard("missed", captures[-1].c_tokens)
         self.in_flight = still
+
+    def _carry(self, contained: Capture | None) -> None:
+        """A version contains this capture: what its encoding left out is carried into the next one."""
+        if self.feedback is not None and contained is not None and contained.residue is not None:
+            self.feedback.contained(contained.residue)
 
     def _discard(self, reason: str, tokens: int) -> None:
         if tokens:

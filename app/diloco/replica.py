@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from app.diloco.codec import digest, get_codec
+from app.diloco.feedback import feedback_for
 from app.diloco.fragments import Layout, gather, scatter_
 from app.diloco.held import Held
 from app.diloco.messages import Ask, Contribution, Offer, Report, Sender, Welcome
@@ -54,7 +55,7 @@ class Replica:
             if digest(theta_hat) != offer.digest:
                 raise ValueError(f"fragment {offer.fragment} arrived damaged in the welcome")
             scatter_(layout.fragments[offer.fragment], theta_hat, parameters)
-            self.fragments.append(Held(offer.version, theta_hat))
+            self.fragments.append(Held(offer.version, theta_hat, feedback=feedback_for(settings)))
 
     @contextmanager
     def writing(self, tokens: int) -> Iterator[None]:
@@ -114,18 +115,24 @@ class Replica:
 
     def contribute(self, ask: Ask, step_time: float, loss: float, idle: bool) -> Contribution:
         """Answer an ask that `hear` returned with d = encode(θ − Θ̂_base) and the counters of this moment.
-        Only the copy happens under the lock; encoding does not hold up a step.
+
+        With error feedback what earlier encodings left out is added (`feedback.py`). Only the copy happens under
+        the lock; encoding does not hold up a step.
         """
         p = ask.fragment
         with self.lock:
             held = self.fragments[p]
             base_version = held.version
             delta = gather(self._layout.fragments[p], self._parameters) - held.base
+            if held.feedback is not None:
+                delta = held.feedback.wanted(delta)
             capture = held.capture(ask)
             report = self.report(step_time, loss, idle)
         payload = self._codec.encode(delta)
         if self._settings.adopt == "rebase":
             capture.delta = self._codec.decode(payload, delta.numel())
+        if held.feedback is not None:
+            capture.residue = delta - self._codec.decode(payload, delta.numel())
         return Contribution(
             sender=replace(report.sender, epoch=ask.epoch),
             fragment=p,

@@ -32,6 +32,8 @@ class DilocoSettings:
     """Codec of offers, syncer to learner: the same choice."""
     codec_block: int = 64
     """Elements that share a 2-byte scale in int8, int4 and fp4: a power of two, 16 to 4096. Fewer err less."""
+    error_feedback: bool = False
+    """Learners add what the codec left out of a merged contribution to their next one (adopt=overwrite or mix)."""
     adopt: str = "overwrite"
     """What a learner does with an offered fragment: overwrite, mix or rebase."""
     mix_alpha: float = 0.5

@@ -12,7 +12,7 @@ from app.config.help import group_options, known_keys
 ROOT = Path(conf.__file__).parent
 FILES = sorted(ROOT.rglob("*.yaml"))
 DILOCO_KEYS = """fragments sync_interval overlap_steps min_quorum grace_safety ring_versions codec_up codec_down
-codec_block adopt outer_lr outer_momentum"""
+codec_block error_feedback adopt outer_lr outer_momentum"""
 NEEDS = {
     "model/hf": ["model.path=org/name"],
     "data/files": [f"data.path={ROOT}"],

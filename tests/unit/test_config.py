@@ -73,6 +73,7 @@ REFUSED = [
     (["diloco.codec_block=48"], "diloco.codec_block=48", "power of two from 16 to 4096"),
     (["diloco.codec_block=8"], "diloco.codec_block=8", "power of two from 16 to 4096"),
     (["diloco.codec_block=big"], "diloco.codec_block=big", "whole number"),
+    (["diloco.error_feedback=true", "diloco.adopt=rebase"], "diloco.error_feedback=true", "adopt=rebase"),
     (["diloco.adopt=copy"], "diloco.adopt=copy", "overwrite, mix, rebase"),
     (["diloco.late=never"], "diloco.late=never", "discard, merge"),
     (["diloco.mix_alpha=-0.1"], "diloco.mix_alpha=-0.1", "0 to 1"),
