@@ -60,7 +60,7 @@ def same(one: Hand, other: Hand) -> None:
     assert books_without_reports(one) == books_without_reports(other)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int4", "fp4"])
 @pytest.mark.parametrize("compacted_at", [None, 0, 2, 5])
 def test_a_restart_brings_back_what_a_run_without_it_has(codec: str, compacted_at: int | None) -> None:
     dials = {"codec_down": codec, "outer_lr": 0.7, "outer_momentum": 0.6}
