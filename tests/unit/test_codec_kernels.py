@@ -85,13 +85,12 @@ def python(code: str) -> str:
 
 def test_without_numba_the_codecs_work_the_same() -> None:
     code = """
-import sys, importlib.util
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "numba" else find(name, *rest)
+import sys
+sys.modules["numba"] = None
 import torch
 from app.diloco.codec import get_codec
 print([get_codec(name, 64).encode(torch.arange(100.0)).sum() for name in ("int8", "int4", "fp4")])
-assert "numba" not in sys.modules
+assert "app.diloco.codecs.compiled" not in sys.modules
 """
     here = [get_codec(name, 64).encode(torch.arange(100.0)).sum() for name in BLOCK_CODECS]
     assert python(code) == str(here)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +13,8 @@ import numpy.typing as npt
 Fp32s = npt.NDArray[np.float32]
 Scales = npt.NDArray[np.uint16]
 Codes = npt.NDArray[np.uint8]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,11 @@ def load_kernels(name: str) -> Kernels:
 
     numba is imported and compiles here, not before: it takes a second or two unless its cache has them already.
     """
-    if importlib.util.find_spec("numba") is not None:
+    try:
         from app.diloco.codecs import compiled
+    except ImportError as error:  # not installed, or not for this numpy
+        from app.diloco.codecs import plain
 
-        return compiled.kernels(name)
-    from app.diloco.codecs import plain
-
-    return plain.kernels(name)
+        _log.warning("%s is encoded and decoded by numpy, many times slower: %s", name, error)
+        return plain.kernels(name)
+    return compiled.kernels(name)
