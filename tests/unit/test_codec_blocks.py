@@ -99,6 +99,24 @@ def test_bytes_and_values_are_those_of_the_slow_version(name: str, block: int) -
         assert torch.equal(codec.decode(got, len(x)).nan_to_num(7.5), want.nan_to_num(7.5)), seed
 
 
+@pytest.mark.parametrize(
+    ("name", "x", "want"),
+    [
+        ("int8", [127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5], [127, 0, 2, 2, 0, -2, -2, 126]),
+        ("int4", [7, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 6.5], [7, 0, 2, 2, 0, -2, -2, 6]),
+        ("fp4", [64, 0.5, 1.5, 3, 6, -12, -24, 48], [64, 0, 2, 2, 8, -8, -32, 32]),
+    ],
+)
+def test_ties_go_to_the_even_code(name: str, x: list[float], want: list[float]) -> None:
+    codec = get_codec(name, 16)
+    assert codec.decode(codec.encode(torch.tensor(x)), len(x)).tolist() == want
+    below, above = (torch.tensor(x) * factor for factor in (1 - 2**-20, 1 + 2**-20))
+    below[0] = above[0] = x[0]
+    near = {factor: codec.decode(codec.encode(y), len(x)) for factor, y in ((-1, below), (1, above))}
+    assert bool((near[-1].abs() <= near[1].abs()).all())
+    assert bool((near[-1] != near[1])[1:].all()), "a tie is where the rounded value changes"
+
+
 @pytest.mark.parametrize("name", BLOCK_CODECS)
 def test_every_byte_string_of_the_right_length_is_decoded(name: str) -> None:
     codec = get_codec(name, 16)
