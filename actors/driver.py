@@ -181,7 +181,7 @@ def prepare_run(config: Config, folder: RunFolder) -> RunSpec:
     print(
         f"data: {len(data.train):,} training samples of {config.data.seq_len} tokens, "
         f"{len(data.heldout):,} held out; model: {layout.numel:,} parameters",
-        table(layout),
+        table(layout, config.diloco.merge),
         sep="\n",
         flush=True,
     )

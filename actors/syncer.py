@@ -37,7 +37,6 @@ from app.diloco.events import (
     Tick,
     Wake,
 )
-from app.diloco.job import decode_contribution
 from app.diloco.messages import Contribution, Hello, Payload, Reply, Report, Welcome
 from app.run.tape import Tape
 
@@ -136,11 +135,11 @@ class Syncer:
 
     async def _decode(self, contribution: Contribution, numel: int) -> None:
         block = self._spec.config.diloco.codec_block
-        delta = await self._publisher.compute(lambda: decode_contribution(contribution, numel, block))
-        if delta is not None:
+        event = await self._publisher.compute(lambda: Arrived.of(contribution, numel, block))
+        if event.delta is not None:
             self._traffic.up += contribution.payload.size
             self._traffic.up_fp32 += 4 * numel
-        self._feed(Arrived(contribution, delta))
+        self._feed(event)
 
     # ---- called by supervisor, evaluator and driver
 

@@ -12,6 +12,7 @@ from app.config.schema import (
     DATA_SOURCES,
     FAULT_KINDS,
     MODEL_NAMES,
+    OPTIMIZERS,
     PRECISIONS,
     RESUME_RULES,
     TRACKERS,
@@ -19,7 +20,7 @@ from app.config.schema import (
     Config,
     Fault,
 )
-from app.diloco.settings import ADOPTIONS, CODEC_BLOCKS, CODECS, LATE_RULES
+from app.diloco.settings import ADOPTIONS, CODEC_BLOCKS, CODECS, LATE_RULES, MERGE_RULES, OUTER_RULES
 
 
 def check(config: Config) -> None:
@@ -121,6 +122,8 @@ def _check_train(config: Config) -> None:
         _at_least(f"train.{key}", getattr(train, key), 0)
     _share_below_one("train.beta1", train.beta1)
     _share_below_one("train.beta2", train.beta2)
+    _share_below_one("train.muon_momentum", train.muon_momentum)
+    _one_of("train.optimizer", train.optimizer, OPTIMIZERS)
     _one_of("train.precision", train.precision, PRECISIONS)
 
 
@@ -147,6 +150,9 @@ def _check_diloco(config: Config) -> None:
         allowed = "false is needed when diloco.adopt=rebase, which keeps what a codec leaves out anyway"
         raise ConfigError("diloco.error_feedback", diloco.error_feedback, allowed)
     _one_of("diloco.late", diloco.late, LATE_RULES)
+    _one_of("diloco.merge", diloco.merge, MERGE_RULES)
+    _one_of("diloco.outer", diloco.outer, OUTER_RULES)
+    _at_least("diloco.guard_z", diloco.guard_z, 0.0)
     _between("diloco.mix_alpha", diloco.mix_alpha, 0.0, 1.0)
     _above("diloco.outer_lr", diloco.outer_lr, 0.0)
     _share_below_one("diloco.outer_momentum", diloco.outer_momentum)

@@ -11,6 +11,7 @@ from app.diloco.settings import DilocoSettings
 
 MODEL_NAMES = ("llama", "hf")
 DATA_SOURCES = ("stdlib", "files", "hub")
+OPTIMIZERS = ("adamw", "muon")
 PRECISIONS = ("auto", "fp32", "bf16")
 RESUME_RULES = ("never", "auto")
 FAULT_KINDS = ("kill", "freeze", "kill_syncer")
@@ -93,7 +94,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The inner loop: AdamW with warm-up and cosine by global tokens."""
+    """The inner loop: warm-up and cosine by global tokens."""
 
     tokens: int = 2_400_000
     """Token budget of the whole run, all learners together."""
@@ -101,18 +102,22 @@ class TrainConfig:
     """Samples in one forward pass of one learner."""
     accumulation: int = 1
     """Forward passes in one inner step."""
+    optimizer: str = "adamw"
+    """adamw, or muon (matrices by Muon, embeddings, output head and vectors by AdamW)."""
     lr: float = 4e-3
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     min_lr_share: float = 0.1
     """Learning rate at the end of the budget, as a share of the peak, 0 to 1."""
     warmup_tokens: int = 120_000
     """Global tokens over which the learning rate rises from 0 to its peak."""
     weight_decay: float = 0.1
-    """Weight decay of AdamW; matrices only."""
+    """Weight decay; matrices only."""
     beta1: float = 0.9
     """First-moment decay of AdamW."""
     beta2: float = 0.95
     """Second-moment decay of AdamW."""
+    muon_momentum: float = 0.95
+    """Momentum of Muon."""
     grad_clip: float = 1.0
     """Gradients are scaled down to this norm."""
     precision: str = "auto"

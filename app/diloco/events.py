@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from app.diloco.job import MergeJob, MergeResult
+from app.diloco.job import MergeJob, MergeResult, decode_contribution
+from app.diloco.merge import norm
 from app.diloco.messages import Contribution, Hello, Report, Welcome
 
 # ---- events
@@ -47,6 +48,17 @@ class Arrived:
 
     contribution: Contribution
     delta: torch.Tensor | None
+    norm: float = 0.0
+    """‖d‖"""
+
+    @classmethod
+    def of(cls, contribution: Contribution, numel: int, block: int) -> Arrived:
+        """The event for a contribution to a fragment of `numel` elements: its d decoded and measured.
+
+        `block` is the run's block size of blockwise codecs.
+        """
+        delta = decode_contribution(contribution, numel, block)
+        return cls(contribution, delta, 0.0 if delta is None else norm(delta))
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def specs_of(model: nn.Module) -> list[TensorSpec]:
     Linear if its weight has the shape of an embedding's. Parameters without elements have nothing to
     synchronise.
     """
-    embedding_like = {id(weight) for weight in _embedding_weights(model)}
+    embedding_like = {id(weight) for weight in embedding_weights(model)}
     return [
         TensorSpec(name, tuple(parameter.shape), id(parameter) in embedding_like)
         for name, parameter in model.named_parameters()
@@ -160,8 +160,11 @@ def due_step_offset(p: int, P: int, H: int) -> int:
     return p * H // P
 
 
-def table(layout: Layout) -> str:
-    """The layout as text: every fragment with its size, share and pieces, and how each piece is merged."""
+def table(layout: Layout, merge: str = "rda") -> str:
+    """The layout as text: every fragment with its size, share and pieces, and how each piece is merged.
+
+    `merge` is the rule of the run (`rda` or `mean`).
+    """
     lines = [f"{'fragment':<10}{'numel':>14}{'share':>8}  {'rule':<6}tensor"]
     for fragment in layout.fragments:
         share = f"{fragment.numel / layout.numel:.1%}"
@@ -169,7 +172,8 @@ def table(layout: Layout) -> str:
         for piece in fragment.pieces:
             # Only embedding-like tensors are ever cut: the rows say something for those alone.
             cut = piece.name in layout.embedding_like
-            rule, label = ("mean", _label(piece)) if cut else ("rda", piece.name)
+            rule = "mean" if cut or merge == "mean" else "rda"
+            label = _label(piece) if cut else piece.name
             share = f"{piece.numel / layout.numel:.1%}"
             lines.append(f"{'':<10}{piece.numel:>14,}{share:>8}  {rule:<6}{label}")
     lines.append(f"{'all':<10}{layout.numel:>14,}{'100.0%':>8}  largest/mean {layout.balance:.3f}")
@@ -220,7 +224,8 @@ def _select(piece: Piece, tensors: Mapping[str, Tensor]) -> Tensor:
     return rows
 
 
-def _embedding_weights(model: nn.Module) -> list[Tensor]:
+def embedding_weights(model: nn.Module) -> list[Tensor]:
+    """Weights that are merged by mean and not trained by Muon: token and position embeddings, the output head."""
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     find_head = getattr(model, "get_output_embeddings", None)
     if find_head is not None:

@@ -93,7 +93,9 @@ def _refusal(machine: Machine, event: Arrived, round_: Round | None) -> Refusal 
         return Refusal.CORRUPT
     if refusal := _base_refusal(machine, given):
         return refusal
-    return None if _counters_possible(machine, given) else Refusal.CORRUPT
+    if not _counters_possible(machine, given):
+        return Refusal.CORRUPT
+    return None if machine.guards[given.fragment].admits(event.norm) else Refusal.OUTLIER
 
 
 def _counters_possible(machine: Machine, given: Contribution) -> bool:

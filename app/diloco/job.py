@@ -10,7 +10,7 @@ from app.diloco.codec import Codec, digest, get_codec
 from app.diloco.fragments import Fragment, Layout
 from app.diloco.merge import merge_fragment, token_weight
 from app.diloco.messages import Contained, Contribution, Payload
-from app.diloco.outer import nesterov_step
+from app.diloco.outer import outer_step
 from app.diloco.settings import DilocoSettings
 
 
@@ -66,9 +66,16 @@ class MergeJob:
         """Merge, take the outer step, encode the offer (`docs/algorithm.md`, syncer 4 to 8)."""
         weights = [answer.weight for answer in self.answers]
         outer_grads = [-answer.delta for answer in self.answers]  # v = −decode(d)
-        grad = merge_fragment(self.fragment, self.layout, outer_grads, weights, self.settings.rda_threshold)
-        theta, momentum = nesterov_step(
-            self.theta, self.momentum, grad, self.settings.outer_lr, self.settings.outer_momentum
+        grad = merge_fragment(
+            self.fragment, self.layout, outer_grads, weights, self.settings.merge, self.settings.rda_threshold
+        )
+        theta, momentum = outer_step(
+            self.settings.outer,
+            self.theta,
+            self.momentum,
+            grad,
+            self.settings.outer_lr,
+            self.settings.outer_momentum,
         )
         codec = get_codec(self.settings.codec_down, self.settings.codec_block)
         theta_hat, change = chain(self.theta_hat, theta, codec)

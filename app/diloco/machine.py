@@ -11,6 +11,7 @@ from app.diloco.accounts import Books
 from app.diloco.clock import Estimate, GlobalClock
 from app.diloco.events import Decision, Finish, Note, Wake
 from app.diloco.fragments import Layout
+from app.diloco.guard import NormGuard
 from app.diloco.members import Member, Members
 from app.diloco.messages import Hello, Refusal
 from app.diloco.rounds import Round
@@ -47,6 +48,8 @@ class Machine:
         """Hello token → hello and its incarnation, until that is durable."""
         self.started = False
 
+        self.guards = [NormGuard(settings.guard_z) for _ in layout.fragments]
+        """What is usual of each fragment; a restart learns it anew."""
         self.rounds: dict[int, Round] = {}
         """Fragment → its open round."""
         self.round_ids = 0

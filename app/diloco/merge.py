@@ -66,11 +66,13 @@ def merge_fragment(
     layout: Layout,
     outer_grads: Sequence[Tensor],
     weights: Sequence[float],
+    rule: str,
     threshold: float,
 ) -> Tensor:
     """Merge flat outer gradients v_m [numel] of one fragment, in learner-id order, into one fp32 [numel].
 
-    Embedding-like pieces by weighted mean, every other tensor by RDA with `threshold`.
+    By `rda`, embedding-like pieces by weighted mean, every other tensor by RDA with `threshold`; by `mean`, all by
+    weighted mean.
     Raises ValueError as `weighted_mean` does, and for a vector that is not [numel].
     """
     _shares(outer_grads, weights)
@@ -78,7 +80,7 @@ def merge_fragment(
     columns = zip(*(pieces_of(fragment, v) for v in outer_grads), strict=True)
     for (piece, out), column in zip(pieces_of(fragment, merged), columns, strict=True):
         vs = [view for _, view in column]
-        if piece.name in layout.embedding_like:
+        if rule == "mean" or piece.name in layout.embedding_like:
             out.copy_(weighted_mean(vs, weights))
         else:
             out.copy_(rda(vs, weights, threshold))

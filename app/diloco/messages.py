@@ -25,6 +25,7 @@ class Refusal(Enum):
     STALE_BASE = "stale_base"  # its base version left the ring
     ALREADY_MERGED = "already_merged"  # a merge since its base holds this incarnation's work
     CORRUPT = "corrupt"  # wrong size, wrong digest, NaN or Inf
+    OUTLIER = "outlier"  # its norm is far outside what is usual for its fragment
     DUPLICATE = "duplicate"  # this very message was taken before
 
 

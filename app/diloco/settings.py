@@ -8,6 +8,8 @@ CODECS = ("fp32", "bf16", "int8", "int4", "fp4")
 CODEC_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 ADOPTIONS = ("overwrite", "mix", "rebase")
 LATE_RULES = ("discard", "merge")
+MERGE_RULES = ("rda", "mean")
+OUTER_RULES = ("nesterov", "sgd")
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,18 @@ class DilocoSettings:
     """α of adopt=mix: the share of the learner's own value that stays, 0 to 1."""
     late: str = "merge"
     """A contribution on an older base that holds unmerged work: merge (while its base is in the ring) or discard."""
+    merge: str = "rda"
+    """How outer gradients are averaged: rda (embedding-like tensors by mean, all others by RDA) or mean (all)."""
+    outer: str = "nesterov"
+    """The outer optimizer: nesterov, or sgd (plain momentum; none with outer_momentum=0)."""
     outer_lr: float = 0.4
-    """η: learning rate of the outer Nesterov step."""
+    """η: learning rate of the outer step."""
     outer_momentum: float = 0.6
-    """μ: momentum of the outer Nesterov step."""
+    """μ: momentum of the outer step."""
     rda_threshold: float = 0.02
     """Norm of the mean direction under which a merge falls back from RDA to the weighted mean."""
+    guard_z: float = 8.0
+    """Highest robust z-score of a contribution's norm among those of its fragment; above it is refused. 0: no guard."""
     round_deadline_s: float = 30.0
     """Seconds after which a round closes with what it has, or is given up when that is under its quorum."""
     final_deadline_s: float = 20.0

@@ -26,7 +26,6 @@ from app.diloco.events import (
     Recorded,
     Reported,
 )
-from app.diloco.job import decode_contribution
 from app.diloco.messages import Hello, Reply, Welcome
 from app.diloco.protocol import Protocol
 from app.diloco.replica import Replica
@@ -95,7 +94,7 @@ class SteppedFleet:
                 for ask in replica.hear(reply.epoch, reply.asks):
                     given = replica.contribute(ask, STEP_TIME, self._learners[name].loss, idle)
                     numel = self.protocol.layout.fragments[given.fragment].numel
-                    self._feed(Arrived(given, decode_contribution(given, numel, self.protocol.settings.codec_block)))
+                    self._feed(Arrived.of(given, numel, self.protocol.settings.codec_block))
         for name in self.replicas:
             self._deliver(name, self._report(name, idle), idle)
 

@@ -1,4 +1,4 @@
-"""The inner loop: AdamW steps on one learner's own data, in its process, on CPU or GPU."""
+"""The inner loop: optimizer steps on one learner's own data, in its process, on CPU or GPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from app.config import TrainConfig
 from app.learning.loss import next_token_loss
+from app.learning.optimizer import build_optimizers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,7 +33,7 @@ class StepResult:
 
 
 class InnerLoop:
-    """A model and its AdamW: fp32 master weights, bf16 autocast where wanted, one Accelerator a process.
+    """A model and its optimizers: fp32 master weights, bf16 autocast where wanted, one Accelerator a process.
 
     Moves `model` to the device. Gradients are taken outside the parameter lock; only the optimizer's writing holds it.
     """
@@ -44,7 +45,7 @@ class InnerLoop:
         self._accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
         self._clip = config.grad_clip
         model.train()
-        self.model, self._optimizer = self._accelerator.prepare(model, _adamw(model, config))
+        self.model, *self._optimizers = self._accelerator.prepare(model, *build_optimizers(model, config))
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
 
     @property
@@ -67,22 +68,25 @@ class InnerLoop:
         loss_value, norm_value = float(loss), float(norm)
         finite = math.isfinite(loss_value) and math.isfinite(norm_value)
         if finite:
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
             with parameter_lock:
-                self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+                for optimizer in self._optimizers:
+                    optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
         tokens = sum(batch.numel() for batch in batches)
         return StepResult(loss_value, tokens, norm_value, skipped=not finite)
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """Return AdamW's state (moments fp32 on the device, views of the live ones)."""
-        state: dict[str, Any] = self._optimizer.state_dict()
-        return state
+    def optimizer_state(self) -> list[dict[str, Any]]:
+        """Return the optimizers' states (moments fp32 on the device, views of the live ones)."""
+        return [optimizer.state_dict() for optimizer in self._optimizers]
 
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Take over AdamW's state. Raises ValueError when it is of another model."""
-        self._optimizer.load_state_dict(state)
+    def load_optimizer_state(self, states: list[dict[str, Any]]) -> None:
+        """Take over the optimizers' states. Raises ValueError when they are of another model or optimizer."""
+        for optimizer, state in zip(self._optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
 
 
 def wants_bf16(precision: str) -> bool:
@@ -90,13 +94,3 @@ def wants_bf16(precision: str) -> bool:
     if precision == "auto":
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     return precision == "bf16"
-
-
-def _adamw(model: PreTrainedModel, config: TrainConfig) -> torch.optim.AdamW:
-    """Return AdamW that decays matrices only: not norms and biases."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)

@@ -22,7 +22,6 @@ from app.diloco.events import (
     Reported,
     Tick,
 )
-from app.diloco.job import decode_contribution
 from app.diloco.messages import Contribution, Hello, Offer, Reply, Welcome
 from app.diloco.protocol import Protocol
 from app.diloco.replica import Replica
@@ -104,8 +103,7 @@ class World:
         self.send("reply", (report.sender.learner, report.sender.incarnation, reply))
 
     def _on_contribution(self, given: Contribution) -> None:
-        numel = self.layout.fragments[given.fragment].numel
-        self.feed(Arrived(given, decode_contribution(given, numel, self.settings.codec_block)))
+        self.feed(Arrived.of(given, self.layout.fragments[given.fragment].numel, self.settings.codec_block))
 
     def _on_lost(self, who: tuple[str, int]) -> None:
         self.feed(Lost(*who, "exit"))

@@ -12,7 +12,7 @@ import torch
 from app.diloco.codec import get_codec
 from app.diloco.fragments import Layout, TensorSpec, build_layout
 from app.diloco.merge import merge_fragment, token_weight
-from app.diloco.outer import nesterov_step
+from app.diloco.outer import outer_step
 
 GOLDEN = Path(__file__).parent / "golden" / "merge.json"
 ROUNDS = 4
@@ -35,8 +35,10 @@ def trajectory(layout: Layout, codec_name: str) -> list[dict[str, list[float]]]:
         for f in layout.fragments:
             updates = [0.1 * waves(f.numel, 10 * round_ + m + 1) for m in range(learners)]
             received = [codec.decode(codec.encode(update), f.numel) for update in updates]
-            grad = merge_fragment(f, layout, received, weights, 0.02)
-            thetas[f.index], momenta[f.index] = nesterov_step(thetas[f.index], momenta[f.index], grad, 0.7, 0.9)
+            grad = merge_fragment(f, layout, received, weights, "rda", 0.02)
+            thetas[f.index], momenta[f.index] = outer_step(
+                "nesterov", thetas[f.index], momenta[f.index], grad, 0.7, 0.9
+            )
             rows.append({"theta": thetas[f.index].tolist(), "momentum": momenta[f.index].tolist()})
     return rows
 

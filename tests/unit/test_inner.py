@@ -175,7 +175,7 @@ def test_bf16_computes_in_bf16_on_fp32_master_weights():
     assert seen == [torch.bfloat16]
     assert not result.skipped
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-    moments = [s["exp_avg"] for s in loop.optimizer_state()["state"].values()]
+    moments = [s["exp_avg"] for s in loop.optimizer_state()[0]["state"].values()]
     assert {m.dtype for m in moments} == {torch.float32}
 
 

@@ -175,7 +175,7 @@ def test_fragment_merges_embeddings_by_mean_and_the_rest_tensor_by_tensor() -> N
     for fragment in layout.fragments:
         flats = updates(3, (fragment.numel,))
         before = [flat.clone() for flat in flats]
-        merged = merge_fragment(fragment, layout, flats, ws, THRESHOLD)
+        merged = merge_fragment(fragment, layout, flats, ws, "rda", THRESHOLD)
         assert all(torch.equal(flat, was) for flat, was in zip(flats, before, strict=True))
         columns = zip(*(pieces_of(fragment, flat) for flat in flats), strict=True)
         for (piece, got), column in zip(pieces_of(fragment, merged), columns, strict=True):
@@ -186,16 +186,25 @@ def test_fragment_merges_embeddings_by_mean_and_the_rest_tensor_by_tensor() -> N
     assert rules == {mean64, rda64}
 
 
+def test_by_mean_every_tensor_is_the_weighted_mean() -> None:
+    layout = build_layout([TensorSpec("embed", (11, 3), True), TensorSpec("w", (7, 5), False)], 2)
+    for fragment in layout.fragments:
+        vs = [torch.randn(fragment.numel, generator=torch.Generator().manual_seed(s)) for s in range(3)]
+        merged = merge_fragment(fragment, layout, vs, [1.0, 2.0, 5.0], "mean", THRESHOLD)
+        want = (vs[0].double() + 2 * vs[1].double() + 5 * vs[2].double()) / 8
+        assert (merged.double() - want).norm() <= 1e-6 * want.norm()
+
+
 def test_a_cut_embedding_merges_as_a_whole_one() -> None:
     whole = build_layout([TensorSpec("embed", (11, 3), True), TensorSpec("w", (3,), False)], 1)
     cut = build_layout([TensorSpec("embed", (11, 3), True), TensorSpec("w", (3,), False)], 2)
     vs = updates(3, (36,))
-    merged = merge_fragment(whole.fragments[0], whole, vs, weights(3), THRESHOLD)
+    merged = merge_fragment(whole.fragments[0], whole, vs, weights(3), "rda", THRESHOLD)
     parts = []
     for fragment in cut.fragments:
         rows = [(p.start_row * 3, p.stop_row * 3) if p.name == "embed" else (33, 36) for p in fragment.pieces]
         flats = [torch.cat([v[start:stop] for start, stop in rows]) for v in vs]
-        part = merge_fragment(fragment, cut, flats, weights(3), THRESHOLD)
+        part = merge_fragment(fragment, cut, flats, weights(3), "rda", THRESHOLD)
         parts += [(start, view.ravel()) for (start, _), (_, view) in zip(rows, pieces_of(fragment, part), strict=True)]
     assert len(parts) == 3
     assert torch.equal(torch.cat([view for _, view in sorted(parts, key=lambda p: p[0])]), merged)
@@ -219,10 +228,10 @@ def test_what_cannot_be_merged_is_refused(vs: list[torch.Tensor], ws: list[float
     with pytest.raises(ValueError, match=message):
         rda(vs, ws, THRESHOLD)
     with pytest.raises(ValueError, match=message):
-        merge_fragment(layout.fragments[0], layout, vs, ws, THRESHOLD)
+        merge_fragment(layout.fragments[0], layout, vs, ws, "rda", THRESHOLD)
 
 
 def test_a_vector_of_another_size_is_refused() -> None:
     layout = build_layout([TensorSpec("w", (4,), False)], 1)
     with pytest.raises(ValueError, match="4 elements"):
-        merge_fragment(layout.fragments[0], layout, [torch.ones(5)], [1.0], THRESHOLD)
+        merge_fragment(layout.fragments[0], layout, [torch.ones(5)], [1.0], "rda", THRESHOLD)

@@ -24,7 +24,7 @@ from app.diloco.events import (
     Wake,
 )
 from app.diloco.fragments import Layout, TensorSpec, build_layout
-from app.diloco.job import MergeJob, decode_contribution
+from app.diloco.job import MergeJob
 from app.diloco.messages import Ask, Contribution, Hello, Reply
 from app.diloco.protocol import Protocol
 from app.diloco.replica import Replica
@@ -138,7 +138,7 @@ class Hand:
 
     def arrive(self, given: Contribution) -> None:
         numel = self.protocol.layout.fragments[given.fragment].numel
-        self.feed(Arrived(given, decode_contribution(given, numel, self.settings.codec_block)))
+        self.feed(Arrived.of(given, numel, self.settings.codec_block))
 
     def answer(self, name: str, fragment: int) -> Contribution:
         given = self.capture(name, fragment)

@@ -1,0 +1,49 @@
+"""A guard for each fragment against contributions whose size is far outside what is usual (ours, not the paper's).
+
+One learner with a broken accelerator or a diverged optimizer sends finite numbers of absurd size: RDA averages norms,
+so a single one would be taken over by everybody.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+
+WINDOW = 64
+"""Norms that the running distribution remembers."""
+ENOUGH = 16
+"""Norms after which the guard begins to judge: before, nobody knows what is usual."""
+NORMAL = 0.6745
+"""Median absolute deviation of a standard normal: makes the score comparable to standard deviations."""
+LEAST_SPREAD = 0.05
+"""Spread of log norms below which differences are nothing: very even learners would refuse each other."""
+
+
+class NormGuard:
+    """The running distribution of log ‖d‖ of one fragment's contributions, by median and MAD.
+
+    Scores are robust z-scores on the log scale and only large norms are refused: a small one (a learner that has just
+    joined) does no harm. Refused norms enter the window too, so that a change that everybody makes is usual after half
+    a window, while fewer than half of the learners never move the median.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        """`threshold`: highest score that passes; 0 lets everything pass."""
+        self._threshold = threshold
+        self._seen: deque[float] = deque(maxlen=WINDOW)
+
+    def score(self, norm: float) -> float:
+        """Robust z-score of a norm against those seen so far; 0 while there are too few, or for a norm of 0."""
+        if norm <= 0.0 or len(self._seen) < ENOUGH:
+            return 0.0
+        middle = statistics.median(self._seen)
+        spread = statistics.median(abs(seen - middle) for seen in self._seen)
+        return NORMAL * (math.log(norm) - middle) / max(spread, LEAST_SPREAD)
+
+    def admits(self, norm: float) -> bool:
+        """Whether a contribution of this norm may be merged. Remembers the norm either way."""
+        passed = self._threshold == 0.0 or self.score(norm) <= self._threshold
+        if norm > 0.0:
+            self._seen.append(math.log(norm))
+        return passed

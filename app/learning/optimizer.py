@@ -1,0 +1,49 @@
+"""The inner optimizers: AdamW, or Muon for the matrices with AdamW for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from app.config import TrainConfig
+from app.diloco.fragments import embedding_weights
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of the trained parameters, each parameter in one of them.
+
+    `adamw`: AdamW for all. `muon`: `torch.optim.Muon` for the matrices that are no embeddings (token embeddings and
+    output head), AdamW for everything else. Muon's update is scaled to AdamW's usual size (0.2 · √max(rows, columns),
+    Moonlight, arXiv 2502.16982), so one learning rate serves both. Weight decay is for matrices only.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if config.optimizer == "adamw":
+        return [_adamw(trained, config)]
+    embeddings = {id(weight) for weight in embedding_weights(model)}
+    matrices = [p for p in trained if p.dim() == 2 and id(p) not in embeddings]
+    inside = {id(p) for p in matrices}
+    rest = [p for p in trained if id(p) not in inside]
+    if not matrices:
+        return [_adamw(trained, config)]
+    muon = torch.optim.Muon(
+        matrices,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        momentum=config.muon_momentum,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return [muon, *([_adamw(rest, config)] if rest else [])]
+
+
+def _adamw(parameters: Sequence[Tensor], config: TrainConfig) -> torch.optim.AdamW:
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)

@@ -1,0 +1,109 @@
+"""The guard against contributions of absurd size, alone and in the protocol."""
+
+import math
+import statistics
+
+import pytest
+
+from app.diloco.guard import ENOUGH, LEAST_SPREAD, NORMAL, WINDOW, NormGuard
+from app.diloco.messages import Refusal
+from tests.unit.tiny import Hand
+
+
+def usual(i: int) -> float:
+    """Norms between 1 and 1.5, in no order."""
+    return 1.0 + 0.5 * ((i * 0.618034) % 1.0)
+
+
+def trained(threshold: float, count: int = WINDOW) -> NormGuard:
+    guard = NormGuard(threshold)
+    assert all(guard.admits(usual(i)) for i in range(count))
+    return guard
+
+
+def test_the_score_is_the_robust_z_score_of_the_log() -> None:
+    guard = trained(8.0)
+    logs = [math.log(usual(i)) for i in range(WINDOW)]
+    middle = statistics.median(logs)
+    mad = max(statistics.median([abs(x - middle) for x in logs]), LEAST_SPREAD)
+    assert guard.score(7.0) == pytest.approx(0.6745 * (math.log(7.0) - middle) / mad)
+    assert pytest.approx(0.6745) == NORMAL
+
+
+def test_what_is_far_too_large_is_refused_and_the_usual_goes_on() -> None:
+    guard = trained(8.0)
+    for norm in (1e3, 1e30, 50.0):
+        assert not guard.admits(norm)
+        assert guard.admits(1.2)
+
+
+def test_a_small_norm_does_no_harm() -> None:
+    guard = trained(8.0)
+    assert guard.admits(1e-9)
+    assert guard.admits(0.0)
+
+
+def test_before_enough_is_seen_everything_passes() -> None:
+    guard = trained(8.0, ENOUGH - 1)
+    assert guard.admits(1e6)
+
+
+def test_even_learners_do_not_refuse_each_other() -> None:
+    guard = NormGuard(8.0)
+    assert all(guard.admits(1.0) for _ in range(WINDOW))
+    assert guard.admits(1.5)
+    assert not guard.admits(2.0)
+
+
+def test_a_change_that_everybody_makes_becomes_usual() -> None:
+    guard = trained(8.0)
+    admitted = [guard.admits(100.0 * usual(i)) for i in range(WINDOW)]
+    assert not admitted[0]
+    assert admitted[-1]
+    assert sum(admitted) >= WINDOW // 2 - 1
+
+
+def test_a_minority_never_becomes_usual() -> None:
+    guard = trained(8.0)
+    for i in range(4 * WINDOW):  # one learner of three is broken
+        assert guard.admits(usual(i)) is True
+        assert guard.admits(usual(i + 7)) is True
+        assert guard.admits(1e4) is False
+
+
+def test_zero_is_no_guard() -> None:
+    guard = trained(0.0)
+    assert guard.admits(1e30)
+
+
+def one_round(hand: Hand, change_of_b: float) -> float:
+    """The next round, b answering first. Returns how far Θ of its fragment moved."""
+    for name, change in (("a", 1.0), ("b", change_of_b)):
+        hand.step(name, 2, change=change)
+        hand.poll(name)
+    (p,) = hand.protocol.rounds
+    before = hand.protocol.fragments[p].theta.clone()
+    hand.answer("b", p)
+    hand.answer("a", p)
+    hand.publish()
+    for name in ("a", "b"):
+        hand.adopt(name)
+    return float((hand.protocol.fragments[p].theta - before).norm())
+
+
+@pytest.mark.parametrize("threshold", [0.0, 8.0])
+def test_the_protocol_refuses_and_tells_the_tape(threshold: float) -> None:
+    hand = Hand(guard_z=threshold)
+    hand.join("a")
+    hand.join("b")
+    usual_move = [one_round(hand, 1.1) for _ in range(2 * ENOUGH)][-1]
+    moved = one_round(hand, 1e4)
+    refused = [note for note in hand.notes("refused") if note["reason"] == "outlier"]
+    if threshold:
+        assert hand.protocol.refusals[Refusal.OUTLIER] == 1
+        assert [note["learner"] for note in refused] == ["b"]
+        assert moved == pytest.approx(usual_move, rel=0.2)
+    else:
+        assert refused == []
+        assert moved > 100 * usual_move
+    assert hand.protocol.books.balance().exact
