@@ -63,7 +63,7 @@ class Feed:
         self._permutation = Permutation(spec.config.run.seed, len(data.train), config.block_samples)
         self._leases: queue.Queue[Lease] = queue.Queue(maxsize=config.leases_ahead)
         self._blocks: deque[_Block] = deque()
-        self._messages: queue.SimpleQueue[tuple[str, tuple[int, ...]]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[str, tuple[Lease | int, ...]]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._ledger: Any = None
         self._thread = threading.Thread(target=guarded(self._lease_ahead), name="feed", daemon=True)
@@ -107,15 +107,15 @@ class Feed:
             wanted -= len(taken[-1])
             if block.used == len(block.rows):
                 self._blocks.popleft()
-                self._tell("done", block.lease.id)
+                self._tell("done", block.lease)
             elif self._mark(block, before) != self._mark(block, block.used):
-                self._tell("renew", block.lease.id, block.used)
+                self._tell("renew", block.lease, block.used)
         return np.concatenate(taken)
 
     def _mark(self, block: _Block, used: int) -> int:
         return used * RENEWALS_PER_BLOCK // len(block.rows)
 
-    def _tell(self, method: str, *args: int) -> None:
+    def _tell(self, method: str, *args: Lease | int) -> None:
         """Leave a message for the ledger; the feed's own thread sends it, so that training never touches Ray."""
         self._messages.put((method, args))
 

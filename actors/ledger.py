@@ -1,14 +1,20 @@
-"""The data ledger: a detached actor round the lease book. Its state is on disk before an answer leaves."""
+"""The data ledger: a detached actor round the lease book. Its state is on disk before an answer leaves.
+
+A disk that is full or gone holds nobody up: blocks are leased on, and the next change writes everything. Only a ledger
+that dies meanwhile issues again what it leased in that time.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 
 from app.learning.blocks import Lease, LeaseBook, Permutation
 from app.run.storage import open_store
 
 STATE = "ledger.json"
+_log = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -32,14 +38,14 @@ class Ledger:
         self._save()
         return lease
 
-    def renew(self, lease_id: int, start: int) -> None:
+    def renew(self, lease: Lease, start: int) -> None:
         """Samples before `start` of this block are used."""
-        if self._book.renew(lease_id, start):
+        if self._book.renew(lease, start):
             self._save()
 
-    def done(self, lease_id: int) -> None:
+    def done(self, lease: Lease) -> None:
         """All samples of this block are used."""
-        if self._book.done(lease_id):
+        if self._book.done(lease):
             self._save()
 
     def drop(self, learner: str, incarnation: int) -> None:
@@ -48,4 +54,7 @@ class Ledger:
         self._save()
 
     def _save(self) -> None:
-        self._store.write(STATE, json.dumps(self._book.state()).encode())
+        try:
+            self._store.write(STATE, json.dumps(self._book.state()).encode())
+        except OSError:
+            _log.exception("the ledger's state can't be written")

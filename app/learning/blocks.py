@@ -108,38 +108,41 @@ class LeaseBook:
         self._open[lease.id] = lease
         return lease
 
-    def renew(self, lease_id: int, start: int) -> bool:
+    def renew(self, lease: Lease, start: int) -> bool:
         """Note that the samples before `start` are used, so that a drop returns the rest only. False: not open."""
-        lease = self._open.get(lease_id)
-        if lease is None:
+        held = self._held(lease)
+        if held is None:
             return False
-        self._open[lease_id] = replace(lease, start=max(lease.start, start))
+        self._open[held.id] = replace(held, start=max(held.start, start))
         return True
 
-    def release(self, lease_id: int) -> bool:
+    def release(self, lease: Lease) -> bool:
         """Take a block (the rest of it) back, to be issued again. False when the lease is not open."""
-        lease = self._open.pop(lease_id, None)
-        if lease is None:
+        held = self._held(lease)
+        if held is None:
             return False
-        self._returned.append(Returned(lease.epoch, lease.block, lease.start))
+        del self._open[held.id]
+        self._returned.append(Returned(held.epoch, held.block, held.start))
         self._returned.sort(key=lambda r: (r.epoch, r.block, r.start))
         return True
 
-    def done(self, lease_id: int) -> bool:
+    def done(self, lease: Lease) -> bool:
         """End a lease whose samples are all used. False when it is not open."""
-        return self._open.pop(lease_id, None) is not None
+        held = self._held(lease)
+        return held is not None and self._open.pop(held.id) is held
+
+    def _held(self, lease: Lease) -> Lease | None:
+        """The open lease that is meant. A book that fell back to an older state may give the same id out again."""
+        held = self._open.get(lease.id)
+        return held if held is not None and replace(held, start=lease.start) == lease else None
 
     def drop(self, learner: str, incarnation: int) -> list[Lease]:
         """Take back all leases of this learner's incarnations up to `incarnation`, and serve those no more."""
         lost = [lease for lease in self._open.values() if lease.learner == learner and lease.incarnation <= incarnation]
         for lease in lost:
-            self.release(lease.id)
+            self.release(lease)
         self._dropped[learner] = max(self._dropped.get(learner, -1), incarnation)
         return lost
-
-    def open_leases(self) -> tuple[Lease, ...]:
-        """Return the leases that are out, oldest first."""
-        return tuple(self._open.values())
 
     def state(self) -> dict[str, Any]:
         """Return everything as JSON-able values."""
