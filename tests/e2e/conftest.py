@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -100,3 +102,32 @@ def command(tmp_path):
     yield start
     for each in started:
         each.end()
+
+
+@pytest.fixture(scope="session")
+def completed(tmp_path_factory):
+    """A run that has ended with a model; to look at, not to change."""
+    run = Command(tmp_path_factory.mktemp("completed") / "run", "train.tokens=60000", "tracking=wandb")
+    assert run.wait() == 0, run.output
+    yield run
+    run.end()
+
+
+@pytest.fixture
+def ray_head(tmp_path):
+    """A cluster that was started apart: `ray start`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ray = os.path.join(os.path.dirname(sys.executable), "ray")
+    folder = f"/tmp/dl{port}"  # socket paths must be short
+    args = ["--head", f"--port={port}", "--num-cpus=4", "--include-dashboard=false", f"--temp-dir={folder}"]
+    log = (tmp_path / "head.log").open("w")
+    head = subprocess.Popen([ray, "start", "--block", *args], stdout=log, stderr=subprocess.STDOUT)
+    wait_for("the head is up", lambda: "started" in (tmp_path / "head.log").read_text())
+    yield f"127.0.0.1:{port}"
+    family = psutil.Process(head.pid).children(recursive=True)
+    head.terminate()
+    head.wait(60)
+    wait_for("the head is gone", lambda: not any(process.is_running() for process in family))
+    shutil.rmtree(folder, ignore_errors=True)
