@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
+from urllib.parse import urlsplit
 
 import ray
 from ray.exceptions import ActorDiedError
@@ -39,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 PLAIN_EVERY_S = 5.0
 SHOW_EVERY_S = 0.5
+LISTEN_S = 5.0
+"""Seconds in which a cluster's address must accept a connection."""
 
 
 class Driver:
@@ -59,11 +64,10 @@ class Driver:
             address = os.environ.get("RAY_ADDRESS")
             if address:
                 self._connect(folder, address)
-            spec = prepare_run(self._config, folder)
-            if not address:
-                print("starting Ray on this machine ...", flush=True)
-                start_local_ray(self._config, spec.namespace)
-                check_room(self._config)
+                self._watch_signals()
+                spec = prepare_run(self._config, folder)
+            else:
+                spec = prepare_run(self._config, folder, self._start_ray)
             self._watch_signals()
             supervisor, attached = start_or_attach(spec)
             if attached:
@@ -86,8 +90,14 @@ class Driver:
 
     # ---- Ray
 
+    def _start_ray(self, namespace: str) -> None:
+        print("starting Ray on this machine ...", flush=True)
+        start_local_ray(self._config, namespace)
+        check_room(self._config)
+
     def _connect(self, folder: RunFolder, address: str) -> None:
         """To a cluster that was started apart."""
+        _check_listens(address)
         try:
             ray.init(namespace=namespace_of(folder.run_id), log_to_driver=False, logging_level="warning")
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -160,8 +170,22 @@ class Driver:
         return 0 if done else 1
 
 
-def prepare_run(config: Config, folder: RunFolder) -> RunSpec:
-    """Everything that needs no Ray: data, layout, version 0. Raises ConfigError for what shows only now."""
+def _check_listens(address: str) -> None:
+    """Ray itself would try an address at which nobody listens for minutes. Raises ConfigError."""
+    url = urlsplit(address if "://" in address else f"//{address}")
+    if url.hostname is None or url.port is None:
+        return  # `auto` and the like
+    try:
+        socket.create_connection((url.hostname, url.port), timeout=LISTEN_S).close()
+    except OSError as error:
+        raise ConfigError("RAY_ADDRESS", address, f"no cluster can be used there: {error}") from error
+
+
+def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] | None = None) -> RunSpec:
+    """Data, layout and version 0. Raises ConfigError for what shows only now.
+
+    `ready` is called with the run's namespace when only writing is left: what it refuses leaves no checkpoint behind.
+    """
     print(f"run folder {folder.location}", flush=True)
     if folder.resumed and has_changed(config.data, folder.local / "data"):
         why = "the text has changed since this run started: its tokens would mean something else"
@@ -175,6 +199,8 @@ def prepare_run(config: Config, folder: RunFolder) -> RunSpec:
     check_fragments(len(specs), config)
     layout = build_layout(specs, config.diloco.fragments)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if ready is not None:
+        ready(namespace_of(folder.run_id))
     if not folder.resumed:
         folder.keep(config)
     write_version_0(folder, layout, parameters, config.checkpoint.keep)

@@ -10,6 +10,8 @@ import json
 import logging
 import os
 
+import ray
+
 from app.learning.blocks import Lease, LeaseBook, Permutation
 from app.run.storage import open_store
 
@@ -31,6 +33,10 @@ class Ledger:
     def pid(self) -> int:
         """Process id."""
         return os.getpid()
+
+    def where(self) -> tuple[str, int]:
+        """Node id and process id."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def lease(self, learner: str, incarnation: int, request: int) -> Lease | None:
         """The next block for this learner; the same request gets the same block. Raises StaleIncarnation."""

@@ -40,6 +40,11 @@ class Lookout:
         """Actors found gone by this look; with the error that ended them for good."""
         self._heard_syncer = time.monotonic()
         self._syncer_starting = True
+        self.lost_syncer: SyncerStatus | None = None
+        """The last word of a syncer whose process was found to be gone; the supervisor takes note of it."""
+        self.ledger: tuple[str, int] | None = None
+        """Node and process of the ledger; None before it has answered."""
+        self._heard_ledger = time.monotonic()
 
     @property
     def syncer_silent_s(self) -> float:
@@ -50,6 +55,16 @@ class Lookout:
     def syncer_starting(self) -> bool:
         """Whether the syncer's process has not answered yet."""
         return self._syncer_starting
+
+    @property
+    def ledger_silent_s(self) -> float:
+        """Seconds since the ledger answered, or since it was found to be gone."""
+        return time.monotonic() - self._heard_ledger
+
+    def restarting_ledger(self) -> None:
+        """The ledger's process is gone: the next one gets the time of a start."""
+        self.ledger, self._heard_ledger = None, time.monotonic()
+        self._asked.pop(LEDGER, None)
 
     def restarting_syncer(self) -> None:
         """The syncer's process is gone: the next one gets the time of a start."""
@@ -63,7 +78,7 @@ class Lookout:
             if name not in self._asked or now - self._asked[name][1] > FORGET_S:
                 handle = self._handle(name)
                 if handle is not None:
-                    ask = handle.pid if name == LEDGER else handle.status
+                    ask = handle.where if name == LEDGER else handle.status
                     self._asked[name] = (ask.remote(), now)
         refs = [ref for ref, _ in self._asked.values()]
         done = set(ray.wait(refs, num_returns=len(refs), timeout=wait_s)[0]) if refs else set()
@@ -94,7 +109,10 @@ class Lookout:
             self._gone[name] = str(error) if isinstance(error, ActorDiedError) else None
             self.learners.pop(name, None)  # its process id is nobody's now
             if name == SYNCER and not self._syncer_starting:
+                self.lost_syncer = self.syncer
                 self.restarting_syncer()
+            if name == LEDGER and self.ledger is not None:
+                self.restarting_ledger()
             if isinstance(error, ActorDiedError):
                 self._handles.pop(name, None)
                 if name in (SYNCER, LEDGER):  # Ray restarts them from all but an error of their own
@@ -108,6 +126,8 @@ class Lookout:
             self.syncer, self._heard_syncer, self._syncer_starting = status, time.monotonic(), False
         elif isinstance(status, LearnerStatus):
             self.learners[name] = status
+        elif name == LEDGER:
+            self.ledger, self._heard_ledger = status, time.monotonic()
 
     def sights(self) -> dict[str, Sight]:
         """The learners as the watch wants them."""
@@ -124,6 +144,6 @@ class Lookout:
             incarnation=status.incarnation,
             steps=status.steps,
             step_time=status.step_time,
-            resting=status.state == "finished",
+            resting=status.state in ("finished", "waiting"),
             error=status.error,
         )

@@ -32,13 +32,16 @@ class Monitor:
     def __init__(self, spec: RunSpec, fleet: Fleet, lookout: Lookout):
         self._spec, self._fleet, self._lookout = spec, fleet, lookout
         self._tracker: Tracker = NoTracker()
-        self._guarded(self._open_tracker)
         self._backlog: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._evaluating: Any = None
         self._next_eval = 0
         self._next_sample = 0.0
         self.evaluation: Evaluation | None = None
         """The newest one."""
+
+    def open(self) -> None:
+        """Open the tracker, which may take its time or fail: not while the actor is being made."""
+        self._guarded(self._open_tracker)
 
     def note(self, kind: str, **fields: Any) -> None:
         """Put an event on the tape, now or once the syncer is back; it may come twice."""

@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from actors.chaos import send_signal
 from actors.lookout import Lookout
 from actors.spec import SYNCER, RunSpec
+from actors.syncer_status import SyncerStatus
 from app.config import Fault
 from app.run import tape
 from app.run.faults import due_faults, struck_faults
@@ -41,7 +42,7 @@ class Striker:
         self._thaws = _thaws(events)
 
     def struck(self, learner: str, incarnation: int) -> bool:
-        """Whether this incarnation was a fault's target."""
+        """Whether this incarnation (of the syncer: epoch) was a fault's target."""
         return (learner, incarnation) in self._victims
 
     def strike(self, tokens: int, note: Callable[..., None]) -> None:
@@ -58,8 +59,8 @@ class Striker:
         victim = self._lookout.syncer if target == SYNCER else self._lookout.learners.get(target)
         if victim is None or target in self._lookout.silent:
             return  # not there now: the next look tries again
-        incarnation = 0 if target == SYNCER else self._lookout.learners[target].incarnation
-        if target != SYNCER and incarnation == 0:
+        incarnation = victim.epoch if isinstance(victim, SyncerStatus) else victim.incarnation
+        if incarnation == 0:
             return
         self._struck.add(index)
         self._victims.add((target, incarnation))

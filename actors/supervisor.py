@@ -142,6 +142,7 @@ class Supervisor:
     def _supervise(self) -> None:
         config = self._spec.config
         self._striker.recall()
+        self._monitor.open()
         known = self._fleet.find(SYNCER) is not None
         if not known:
             self._make_missing()
@@ -170,6 +171,7 @@ class Supervisor:
             self._error = self._lookout.service_error
             return "failed"
         self._watch_syncer()
+        self._watch_ledger()
         if self._act():
             return "failed"
         if self._lookout.syncer is not None:
@@ -190,16 +192,39 @@ class Supervisor:
     def _watch_syncer(self) -> None:
         """End a syncer that does not answer; the next one claims a new epoch, so the old one can do no harm."""
         look, config = self._lookout, self._spec.config
+        if (lost := look.lost_syncer) is not None:
+            look.lost_syncer = None
+            self._syncer_fault("died", lost.epoch, 0.0)
         deadline = config.supervisor.start_deadline_s if look.syncer_starting else config.diloco.hang_min_s
         if look.syncer_silent_s <= deadline:
             return
         _log.warning("the syncer is silent for %.0f s: ending it", look.syncer_silent_s)
         handle = self._fleet.find(SYNCER)
         if handle is not None and look.syncer is not None and not look.syncer_starting:
+            self._syncer_fault("hang", look.syncer.epoch, look.syncer_silent_s)
             self._fleet.end_process(look.syncer.node_id, look.syncer.pid, handle)
         elif handle is not None:
             ray.kill(handle, no_restart=False)
         look.restarting_syncer()
+
+    def _syncer_fault(self, reason: str, epoch: int, seconds_ago: float) -> None:
+        if not self._striker.struck(SYNCER, epoch):
+            fields = {"fault": reason, "target": SYNCER, "incarnation": epoch, "index": None}
+            self._monitor.note("fault", **fields, struck_at=time.time() - seconds_ago)
+
+    def _watch_ledger(self) -> None:
+        """End a ledger that does not answer: learners have data for a few blocks only."""
+        look, config = self._lookout, self._spec.config
+        deadline = config.diloco.hang_min_s if look.ledger is not None else config.supervisor.start_deadline_s
+        if look.ledger_silent_s <= deadline:
+            return
+        _log.warning("the ledger is silent for %.0f s: ending it", look.ledger_silent_s)
+        handle = self._fleet.find(LEDGER)
+        if handle is not None and look.ledger is not None:
+            self._fleet.end_process(*look.ledger, handle)
+        elif handle is not None:
+            ray.kill(handle, no_restart=False)
+        look.restarting_ledger()
 
     def _act(self) -> bool:
         """Carry out what the watch decides; True when the run has failed."""

@@ -183,6 +183,7 @@ class Syncer:
     def _start(self) -> None:
         if self._ticker is None:
             self._ticker = asyncio.get_running_loop().create_task(self._tick())
+            self._ticker.add_done_callback(self._done)
 
     async def _tick(self) -> None:
         while True:

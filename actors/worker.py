@@ -135,10 +135,11 @@ class Worker:
             if self._finish.is_set():
                 self._rest()
                 continue
-            self._state = "training"
             batches = feed.next(self._stop)
             if batches is None:
+                self._state = "waiting"  # for data: the ledger is away for longer than was leased ahead
                 continue
+            self._state = "training"
             tokens = sum(batch.numel() for batch in batches)
             lr = learning_rate(self._estimate.at(replica.tokens), train)
             lr *= rejoin_factor(replica.steps, train.rejoin_warmup_steps)

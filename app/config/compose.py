@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # hydra and omegaconf are imported where they are used: actor
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
+NO_CHAOS = "none"
+
 TYPE_WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -37,6 +39,9 @@ def load(overrides: Sequence[str]) -> Config:
     """
     values = dict(_checked_override(text) for text in overrides)
     config = _compose(list(overrides), values)
+    name = values.get("chaos", NO_CHAOS)
+    if name != NO_CHAOS and "run.name" not in values:  # beside the undisturbed run, not in its folder
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, name=str(name)))
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=config.run.path))
     check(config)
     return config

@@ -25,7 +25,7 @@ class Sight:
     steps: int = 0
     step_time: float = 0.0
     resting: bool = False
-    """It was told to stop stepping."""
+    """It was told to stop stepping, or has no data to step on: not its fault."""
     error: str | None = None
     """Why it failed; of one that is gone: why it could not start."""
 

@@ -136,6 +136,23 @@ def test_a_frozen_syncer_is_replaced_and_can_do_no_harm(run):
     assert not psutil.pid_exists(before.pid)
 
 
+def test_a_frozen_ledger_is_replaced_and_nobody_is_blamed_for_it(run):
+    incarnations = {name: run.learner(name).incarnation for name in run.config.learner_ids}
+    wait_for("the supervisor hears it", lambda: (s := run.status(SUPERVISOR)) and LEDGER not in s.silent)
+    pid = run.call(LEDGER, "pid")
+    os.kill(pid, signal.SIGSTOP)
+    wait_for("another ledger answers", lambda: (new := run.try_call(LEDGER, "pid")) and new != pid)
+    assert not psutil.pid_exists(pid)
+    steps = {name: run.learner(name).steps for name in incarnations}
+    blocks = run.config.data.block_samples // run.config.train.batch_size
+    for name in steps:
+        wait_for(
+            f"{name} steps on more than was leased",
+            lambda name=name: run.learner(name).steps > steps[name] + 4 * blocks,
+        )
+    assert {name: run.learner(name).incarnation for name in incarnations} == incarnations
+
+
 def test_a_killed_ledger_costs_nothing(run):
     steps = run.learner("learner-0").steps
     pid, state = run.call(LEDGER, "pid"), run.spec.checkpoints / STATE
@@ -193,6 +210,8 @@ def test_the_run_ends_with_a_balanced_account_and_leaves_nothing_behind(run):
     assert summary["syncer"]["incarnations"] == 3
     assert summary["learners"]["learner-1"]["incarnations"] == 2
     assert {fault["kind"] for fault in summary["faults"]} >= {"died", "hang"}
+    assert [fault["kind"] for fault in summary["faults"] if fault["target"] == "syncer"] == ["died", "hang"]
+    assert len(summary["syncer"]["recoveries_s"]) == 2
     wait_for("all processes of the run are gone", lambda: not any(psutil.pid_exists(pid) for pid in pids))
     for name in (*run.config.learner_ids, SYNCER, SUPERVISOR, LEDGER):
         with pytest.raises(ValueError):

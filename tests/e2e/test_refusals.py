@@ -1,5 +1,7 @@
 """A wrong configuration: one line that names key, value and what is allowed, exit 2, before Ray starts."""
 
+import socket
+
 import pytest
 
 pytestmark = pytest.mark.timeout(120)
@@ -34,3 +36,13 @@ def test_what_this_machine_can_never_place_is_refused(command, override):
     last = refused.output.splitlines()[-1]
     assert last.startswith(f"error: {override.split('=')[0]}")
     assert "this machine has" in last
+    assert not list(refused.folder.glob("checkpoints/*"))  # the same folder is free for the right command
+
+
+def test_an_address_where_nobody_listens_is_refused(command):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    refused = command(env={"RAY_ADDRESS": address})
+    assert refused.wait() == 2, refused.output
+    assert refused.output.splitlines()[-1].startswith(f"error: RAY_ADDRESS={address}")

@@ -205,3 +205,10 @@ def test_a_field_without_a_docstring_is_seen() -> None:
 def test_actors_get_the_schema_without_hydra() -> None:
     code = "import sys, app.config; sys.exit('hydra' in sys.modules or 'omegaconf' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_run_with_chaos_has_a_folder_of_its_own() -> None:
+    assert load(["chaos=kill_one"]).run.dir == "runs/kill_one"
+    assert load(["chaos=none"]).run.dir == load([]).run.dir == "runs/main"
+    assert load(["chaos=kill_one", "run.name=mine"]).run.dir == "runs/mine"
+    assert load(["chaos=kill_one", "run.dir=/x"]).run.dir == "/x"
