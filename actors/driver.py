@@ -64,11 +64,9 @@ class Driver:
             address = os.environ.get("RAY_ADDRESS")
             if address:
                 self._connect(folder, address)
-                self._watch_signals()
                 spec = prepare_run(self._config, folder)
             else:
                 spec = prepare_run(self._config, folder, self._start_ray)
-            self._watch_signals()
             supervisor, attached = start_or_attach(spec)
             if attached:
                 print(f"attached to the living run {spec.run_id}: it keeps its configuration", flush=True)
@@ -93,6 +91,7 @@ class Driver:
     def _start_ray(self, namespace: str) -> None:
         print("starting Ray on this machine ...", flush=True)
         start_local_ray(self._config, namespace)
+        self._watch_signals()
         check_room(self._config)
 
     def _connect(self, folder: RunFolder, address: str) -> None:
@@ -103,6 +102,7 @@ class Driver:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             why = str(error).splitlines()[0]
             raise ConfigError("RAY_ADDRESS", address, f"no cluster can be used there: {why}") from error
+        self._watch_signals()
         nodes = [node for node in ray.nodes() if node["Alive"]]
         if len(nodes) > 1 and not self._config.run.shared_dir:
             raise ConfigError(

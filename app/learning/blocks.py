@@ -118,18 +118,20 @@ class LeaseBook:
 
     def release(self, lease: Lease) -> bool:
         """Take a block (the rest of it) back, to be issued again. False when the lease is not open."""
-        held = self._held(lease)
+        held = self._close(lease)
         if held is None:
             return False
-        del self._open[held.id]
         self._returned.append(Returned(held.epoch, held.block, held.start))
         self._returned.sort(key=lambda r: (r.epoch, r.block, r.start))
         return True
 
     def done(self, lease: Lease) -> bool:
         """End a lease whose samples are all used. False when it is not open."""
+        return self._close(lease) is not None
+
+    def _close(self, lease: Lease) -> Lease | None:
         held = self._held(lease)
-        return held is not None and self._open.pop(held.id) is held
+        return None if held is None else self._open.pop(held.id)
 
     def _held(self, lease: Lease) -> Lease | None:
         """The open lease that is meant. A book that fell back to an older state may give the same id out again."""
