@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import multiprocessing
 import statistics
 import sys
+import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from app.config import Config, load
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "quality.jsonl"
@@ -112,19 +116,32 @@ class Job:
     tokens: int
 
     @property
-    def key(self) -> str:
-        """Name of the run in the results file."""
-        return f"{self.row} lr={self.lr} seed={self.seed} tokens={self.tokens}"
+    def settings(self) -> dict[str, Any]:
+        """Everything that the outcome depends on, by flat key: what a finished run is known by."""
+        return {"data_parallel": ROWS[self.row].data_parallel, **settings_of(self.config)}
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the run."""
+        return config_of(self)
 
 
-def run(job: Job) -> dict[str, Any]:
-    """Train; one line of the results file."""
-    import torch
+SHAPING = ("learners", "model", "data", "train", "diloco")
+"""The parts of a configuration that shape the outcome of a stepped run."""
 
-    from app import stepped_run
-    from app.config import load
 
-    torch.set_num_threads(1)
+def settings_of(config: Config) -> dict[str, Any]:
+    """The shaping settings by flat key, and the seed."""
+    parts = {name: getattr(config, name) for name in SHAPING}
+    flat: dict[str, Any] = {"seed": config.run.seed}
+    for name, part in parts.items():
+        flat |= {f"{name}.{k}": v for k, v in vars(part).items()} if dataclasses.is_dataclass(part) else {name: part}
+    return flat
+
+
+@functools.cache
+def config_of(job: Job) -> Config:
+    """The configuration of a run."""
     row = ROWS[job.row]
     config = load(
         [
@@ -140,29 +157,51 @@ def run(job: Job) -> dict[str, Any]:
     if "diloco.overlap_steps=0" in row.overrides:  # exists in stepped mode only, so the configuration refuses it
         diloco = dataclasses.replace(config.diloco, overlap_steps=0, min_quorum=config.learners)
         config = dataclasses.replace(config, diloco=diloco)
-    train = stepped_run.train_data_parallel if row.data_parallel else stepped_run.train_decoupled
-    outcome = train(config, DATA)
-    return {"key": job.key, **dataclasses.asdict(job), **dataclasses.asdict(outcome)}
+    return config
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Train; one line of the results file."""
+    import torch
+
+    from app import stepped_run
+
+    torch.set_num_threads(1)
+    started = time.monotonic()
+    train = stepped_run.train_data_parallel if ROWS[job.row].data_parallel else stepped_run.train_decoupled
+    outcome = train(job.config, DATA)
+    seconds = round(time.monotonic() - started, 1)
+    return {"row": job.row, "settings": job.settings, **dataclasses.asdict(outcome), "seconds": seconds}
 
 
 class Results:
-    """The finished runs, kept in a file."""
+    """The finished runs, kept in a file and known by their settings: a row may change its name, or share its runs."""
 
     def __init__(self, path: Path):
         self._path = path
         lines = path.read_text().splitlines() if path.exists() else []
-        self.by_key: dict[str, dict[str, Any]] = {line["key"]: line for line in map(json.loads, lines)}
+        self._lines: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self._defaults = settings_of(Config())
+
+    def of(self, job: Job) -> dict[str, Any] | None:
+        """The finished run, if there is one. A setting that did not exist then had its default's effect."""
+        wanted = job.settings
+        for line in self._lines:
+            then = {key: line["settings"].get(key, self._defaults.get(key)) for key in wanted}
+            if then == wanted:
+                return line
+        return None
 
     def add(self, result: dict[str, Any]) -> None:
         """Keep one more."""
-        self.by_key[result["key"]] = result
+        self._lines.append(result)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
             file.write(json.dumps(result) + "\n")
 
     def fill(self, jobs: list[Job]) -> None:
         """Run those that are missing, some at a time."""
-        missing = [job for job in dict.fromkeys(jobs) if job.key not in self.by_key]
+        missing = [job for job in dict.fromkeys(jobs) if self.of(job) is None]
         if not missing:
             return
         context = multiprocessing.get_context("spawn")
@@ -170,12 +209,18 @@ class Results:
             for done in as_completed([pool.submit(run, job) for job in missing]):
                 result = done.result()
                 self.add(result)
-                print(f"{result['key']}: loss {result['loss']:.4f}", flush=True)
+                settings = result["settings"]
+                print(
+                    f"{result['row']} lr={settings['train.lr']} seed={settings['seed']}: loss {result['loss']:.4f} "
+                    f"in {result['seconds']:.0f} s",
+                    flush=True,
+                )
 
     def best_lr(self, row: Row, tokens: int) -> str:
         """The learning rate of the lowest loss with seed 0 of the row, or of the row that it varies."""
         tuned = row if row.tune else ROWS[row.like]
-        return min(tuned.lrs, key=lambda lr: self.by_key[Job(tuned.name, lr, 0, tokens).key]["loss"])
+        losses = {lr: run["loss"] for lr in tuned.lrs if (run := self.of(Job(tuned.name, lr, 0, tokens))) is not None}
+        return min(losses, key=lambda lr: losses[lr])
 
 
 def sweep(results: Results, rows: list[Row], seeds: int | None, tokens: int) -> None:
@@ -192,24 +237,28 @@ def jobs_of(results: Results, row: Row, seeds: int | None, tokens: int) -> list[
     return [Job(row.name, lr, seed, tokens) for seed in range(count)]
 
 
+def baseline_lr(results: Results, baseline: Row, tokens: int) -> list[str]:
+    """Its best learning rate; none before it was tuned."""
+    try:
+        return [results.best_lr(baseline, tokens)]
+    except ValueError:
+        return []
+
+
 def figures(results: Results, row: Row, seeds: int | None, tokens: int) -> dict[str, Any]:
     """A row's figures."""
-    runs = [results.by_key[job.key] for job in jobs_of(results, row, seeds, tokens) if job.key in results.by_key]
+    runs = [run for job in jobs_of(results, row, seeds, tokens) if (run := results.of(job)) is not None]
     baseline = ROWS[BASELINE[row.optimizer]]
-    lr = (
-        results.best_lr(baseline, tokens)
-        if Job(baseline.name, baseline.lrs[0], 0, tokens).key in results.by_key
-        else ""
-    )
     pairs = [
-        (run["loss"], results.by_key[key]["loss"])
+        (run["loss"], base["loss"])
         for run in runs
-        if (key := Job(baseline.name, lr, run["seed"], tokens).key) in results.by_key
+        for lr in baseline_lr(results, baseline, tokens)
+        if (base := results.of(Job(baseline.name, lr, run["settings"]["seed"], tokens))) is not None
     ]
     gaps = [100 * (loss / base - 1) for loss, base in pairs]
     return {
-        "lr": runs[0]["lr"],
-        "losses": {run["seed"]: run["loss"] for run in runs},
+        "lr": runs[0]["settings"]["train.lr"],
+        "losses": {run["settings"]["seed"]: run["loss"] for run in runs},
         "gap_percent": statistics.mean(gaps) if gaps else None,
         "gap_error": statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else None,
         "tokens": runs[0]["tokens"],
