@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -42,6 +43,7 @@ _log = logging.getLogger(__name__)
 
 PLAIN_EVERY_S = 5.0
 SHOW_EVERY_S = 0.5
+SHUTDOWN_S = 10.0
 LISTEN_S = 5.0
 """Seconds in which a cluster's address must accept a connection."""
 
@@ -116,7 +118,7 @@ class Driver:
 
         def stop(number: int, _frame: FrameType | None) -> None:
             if self._signal is not None:
-                os._exit(128 + number)  # asked twice: leave now, the journal is whole
+                _leave_now(128 + number)
             self._signal = number
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -168,6 +170,14 @@ class Driver:
             return 128 + self._signal
         done = status.summary["status"] == "completed" and (spec.run_dir / "model").is_dir()
         return 0 if done else 1
+
+
+def _leave_now(code: int) -> None:
+    """Asked twice: the journal is whole. Ray's own processes get a moment to end, they would outlive this one."""
+    ending = threading.Thread(target=ray.shutdown, daemon=True)
+    ending.start()
+    ending.join(SHUTDOWN_S)
+    os._exit(code)
 
 
 def _check_listens(address: str) -> None:

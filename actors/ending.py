@@ -1,11 +1,19 @@
-"""Writes `summary.json` from the tape, the syncer's last word and the final evaluation."""
+"""The end of a run: the final evaluation, and `summary.json` from it, the tape and the syncer's last word."""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from typing import Any
 
+import ray
+from ray.exceptions import RayError
+
 from actors.evaluator import FinalResult
-from actors.spec import RunSpec
+from actors.fleet import Fleet
+from actors.lookout import Lookout
+from actors.spec import EVALUATOR, RunSpec
 from actors.syncer_status import SyncerStatus
 from app.diloco.accounts import Balance
 from app.run import tape
@@ -14,6 +22,49 @@ from app.run.facts import ByteFacts, EvalFacts, RunFacts
 from app.run.history import History
 from app.run.storage import open_store
 from app.run.summary import run_versions, summarise, write_summary
+
+_log = logging.getLogger(__name__)
+
+
+def final_evaluation(
+    spec: RunSpec, fleet: Fleet, lookout: Lookout, watch: Callable[[], None], stopped: Callable[[], bool]
+) -> FinalResult | None:
+    """Have the global model measured and written; an evaluator that dies or hangs (`watch` ends it) is made again.
+
+    Returns None when the run is stopped meanwhile. Raises RayError or TimeoutError of the last of `final_tries` tries.
+    """
+    for left in reversed(range(spec.config.supervisor.final_tries)):
+        try:
+            return _try_to_finish(spec, fleet, lookout, watch, stopped)
+        except (RayError, TimeoutError) as error:
+            _log.warning("final evaluation failed: %s", error)
+            if not left:
+                raise
+    return None
+
+
+def _try_to_finish(
+    spec: RunSpec, fleet: Fleet, lookout: Lookout, watch: Callable[[], None], stopped: Callable[[], bool]
+) -> FinalResult | None:
+    config = spec.config.supervisor
+    work = None
+    deadline = time.monotonic() + config.evaluation_deadline_s
+    while not stopped():
+        if EVALUATOR in lookout.missing:
+            fleet.evaluator()
+        lookout.look(wait_s=config.poll_s)
+        watch()
+        if (error := lookout.errors.pop(EVALUATOR, None)) is not None:
+            raise RayError(error)
+        if work is None and lookout.well(EVALUATOR):  # calls of one that is being restarted are lost
+            work = fleet.evaluator().finish.remote()
+        if work is not None and ray.wait([work], timeout=config.poll_s)[0]:
+            final: FinalResult = ray.get(work)
+            return final
+        if time.monotonic() > deadline:
+            ray.kill(fleet.evaluator(), no_restart=False)
+            raise TimeoutError(f"not done after {config.evaluation_deadline_s:g} s")
+    return None
 
 
 def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: FinalResult | None) -> dict[str, Any]:
@@ -25,6 +76,7 @@ def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: Fin
         status=status,
         tokens_budget=spec.config.train.tokens,
         balance=Balance(**balance),
+        versions_made=syncer.merges if syncer is not None else 0,
         merges=history.merges(),
         global_step=syncer.clock if syncer is not None else 0,
         evals=() if final is None else _evals(final),

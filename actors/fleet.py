@@ -51,8 +51,9 @@ class Fleet:
         return ray.remote(Ledger).options(**self._options(LEDGER, num_cpus=0)).remote(*where)
 
     def evaluator(self) -> Any:
-        """The evaluator, made when it is missing."""
-        return ray.remote(Evaluator).options(**self._options(EVALUATOR, num_cpus=0)).remote(self._spec)
+        """The evaluator, made when it is missing. One call works, another says that the process is well."""
+        options = self._options(EVALUATOR, num_cpus=0, max_concurrency=2)
+        return ray.remote(Evaluator).options(**options).remote(self._spec)
 
     def learner(self, learner: str) -> Any:
         """A learner in its placement group, made when it is missing; pending until the cluster has room."""

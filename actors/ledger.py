@@ -12,6 +12,7 @@ import os
 
 import ray
 
+from actors.service import Whereabouts
 from app.learning.blocks import Lease, LeaseBook, Permutation
 from app.run.storage import open_store
 
@@ -34,9 +35,9 @@ class Ledger:
         """Process id."""
         return os.getpid()
 
-    def where(self) -> tuple[str, int]:
-        """Node id and process id."""
-        return ray.get_runtime_context().get_node_id(), os.getpid()
+    def where(self) -> Whereabouts:
+        """Node and process."""
+        return Whereabouts(ray.get_runtime_context().get_node_id(), os.getpid())
 
     def lease(self, learner: str, incarnation: int, request: int) -> Lease | None:
         """The next block for this learner; the same request gets the same block. Raises StaleIncarnation."""

@@ -10,7 +10,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from actors.fleet import Fleet
 from actors.learner import LearnerStatus
-from actors.spec import LEDGER, SYNCER, RunSpec
+from actors.service import Service
+from actors.spec import EVALUATOR, LEDGER, SYNCER, RunSpec
 from actors.syncer_status import SyncerStatus
 from app.run.watch import Sight
 
@@ -18,58 +19,45 @@ ANSWER_S = 0.1
 """How long one look waits for answers."""
 FORGET_S = 10.0
 """An answer that is this late is given up and asked for again."""
+LASTING = (SYNCER, LEDGER)
+"""Services without which there is no run. The evaluator is there only while somebody wants it."""
 
 
 class Lookout:
-    """The newest status of the syncer and of each learner."""
+    """The newest status of the services and of each learner."""
 
     def __init__(self, fleet: Fleet, spec: RunSpec):
         self._fleet = fleet
         self._learner_ids = spec.config.learner_ids
-        self._names = (SYNCER, LEDGER, *spec.config.learner_ids)
+        self._names = (*LASTING, EVALUATOR, *spec.config.learner_ids)
         self._handles: dict[str, Any] = {}
         self._asked: dict[str, tuple[Any, float]] = {}
         self.missing: set[str] = set(self._names)
         """Actors that are not there: nobody made them yet, or they ended for good."""
-        self.syncer: SyncerStatus | None = None
-        self.service_error: str | None = None
-        """Why syncer or ledger could not start, and never will."""
+        self.services = {name: Service() for name in (*LASTING, EVALUATOR)}
+        self.errors: dict[str, str] = {}
+        """Service → why it could not start, and never will: Ray restarts it from all but an error of its own."""
         self.learners: dict[str, LearnerStatus] = {}
+        self.seen: dict[str, tuple[float, LearnerStatus]] = {}
+        """When (Unix time) a learner answered last, and what; it stays when its process is gone."""
         self.silent: set[str] = set()
         self._gone: dict[str, str | None] = {}
         """Actors found gone by this look; with the error that ended them for good."""
-        self._heard_syncer = time.monotonic()
-        self._syncer_starting = True
-        self.lost_syncer: SyncerStatus | None = None
-        """The last word of a syncer whose process was found to be gone; the supervisor takes note of it."""
-        self.ledger: tuple[str, int] | None = None
-        """Node and process of the ledger; None before it has answered."""
-        self._heard_ledger = time.monotonic()
 
     @property
-    def syncer_silent_s(self) -> float:
-        """Seconds since the syncer answered, or since it was found to be gone."""
-        return time.monotonic() - self._heard_syncer
+    def syncer(self) -> SyncerStatus | None:
+        """The syncer's newest answer, also of a process that is gone; None before the first."""
+        status: SyncerStatus | None = self.services[SYNCER].answer
+        return status
 
-    @property
-    def syncer_starting(self) -> bool:
-        """Whether the syncer's process has not answered yet."""
-        return self._syncer_starting
+    def well(self, name: str) -> bool:
+        """Whether a service's present process answered at the last look."""
+        return not self.services[name].starting and name not in self.silent
 
-    @property
-    def ledger_silent_s(self) -> float:
-        """Seconds since the ledger answered, or since it was found to be gone."""
-        return time.monotonic() - self._heard_ledger
-
-    def restarting_ledger(self) -> None:
-        """The ledger's process is gone: the next one gets the time of a start."""
-        self.ledger, self._heard_ledger = None, time.monotonic()
-        self._asked.pop(LEDGER, None)
-
-    def restarting_syncer(self) -> None:
-        """The syncer's process is gone: the next one gets the time of a start."""
-        self._syncer_starting, self._heard_syncer = True, time.monotonic()
-        self._asked.pop(SYNCER, None)
+    def restarting(self, name: str) -> None:
+        """The process of a service is gone: the next one gets the time of a start."""
+        self.services[name].restart()
+        self._asked.pop(name, None)
 
     def look(self, wait_s: float = ANSWER_S) -> None:
         """Ask everybody who has no question open, and take the answers that are there."""
@@ -78,7 +66,7 @@ class Lookout:
             if name not in self._asked or now - self._asked[name][1] > FORGET_S:
                 handle = self._handle(name)
                 if handle is not None:
-                    ask = handle.where if name == LEDGER else handle.status
+                    ask = handle.where if name in (LEDGER, EVALUATOR) else handle.status
                     self._asked[name] = (ask.remote(), now)
         refs = [ref for ref, _ in self._asked.values()]
         done = set(ray.wait(refs, num_returns=len(refs), timeout=wait_s)[0]) if refs else set()
@@ -98,6 +86,8 @@ class Lookout:
                 self.missing.add(name)
                 return None
             self._handles[name] = found
+            if name in self.services:
+                self.services[name].restart()
         self.missing.discard(name)
         return self._handles[name]
 
@@ -108,26 +98,22 @@ class Lookout:
             self.silent.add(name)
             self._gone[name] = str(error) if isinstance(error, ActorDiedError) else None
             self.learners.pop(name, None)  # its process id is nobody's now
-            if name == SYNCER and not self._syncer_starting:
-                self.lost_syncer = self.syncer
-                self.restarting_syncer()
-            if name == LEDGER and self.ledger is not None:
-                self.restarting_ledger()
+            if name in self.services:
+                self.services[name].gone()
             if isinstance(error, ActorDiedError):
                 self._handles.pop(name, None)
-                if name in (SYNCER, LEDGER):  # Ray restarts them from all but an error of their own
-                    self.service_error = str(error)
+                if name in self.services:
+                    self.errors[name] = str(error)
             return
         except RayError:
             self.silent.add(name)
             return
         self.silent.discard(name)
-        if isinstance(status, SyncerStatus):
-            self.syncer, self._heard_syncer, self._syncer_starting = status, time.monotonic(), False
-        elif isinstance(status, LearnerStatus):
+        if name in self.services:
+            self.services[name].answered(status)
+        else:
             self.learners[name] = status
-        elif name == LEDGER:
-            self.ledger, self._heard_ledger = status, time.monotonic()
+            self.seen[name] = (time.time(), status)
 
     def sights(self) -> dict[str, Sight]:
         """The learners as the watch wants them."""

@@ -33,7 +33,8 @@ class Monitor:
         self._spec, self._fleet, self._lookout = spec, fleet, lookout
         self._tracker: Tracker = NoTracker()
         self._backlog: deque[tuple[str, tuple[Any, ...]]] = deque()
-        self._evaluating: Any = None
+        self._evaluating: tuple[Any, float] | None = None
+        """The measurement under way, and until when (monotonic clock) it is waited for."""
         self._next_eval = 0
         self._next_sample = 0.0
         self.evaluation: Evaluation | None = None
@@ -104,18 +105,22 @@ class Monitor:
 
     def _evaluate(self, syncer: SyncerStatus) -> None:
         if self._evaluating is not None:
-            self._collect()
+            self._collect(*self._evaluating)
         elif syncer.tokens > 0 and syncer.tokens >= self._next_eval:  # learners start first, they share its cores
             every = self._spec.config.eval.every_tokens
             self._next_eval = (syncer.tokens // every + 1) * every
-            self._evaluating = self._fleet.evaluator().evaluate.remote()
+            until = time.monotonic() + self._spec.config.supervisor.evaluation_deadline_s
+            self._evaluating = (self._fleet.evaluator().evaluate.remote(), until)
 
-    def _collect(self) -> None:
-        done, _ = ray.wait([self._evaluating], timeout=0)
-        if not done:
+    def _collect(self, work: Any, until: float) -> None:
+        """Take a measurement that is done. A process that hangs is ended by the supervisor, so its work ends too."""
+        if not ray.wait([work], timeout=0)[0]:
+            if time.monotonic() > until:
+                _log.warning("an evaluation takes too long: ending it")
+                ray.kill(self._fleet.evaluator(), no_restart=False)
             return
         try:
-            found: Evaluation = ray.get(self._evaluating)
+            found: Evaluation = ray.get(work)
             result = found.result
             self.evaluation = found
             self.note("eval", tokens=found.tokens, loss=result.loss, bits_per_byte=result.bits_per_byte)

@@ -17,12 +17,13 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from actors.ending import conclude
+from actors.ending import conclude, final_evaluation
 from actors.evaluator import Evaluation, FinalResult
 from actors.fleet import Fleet
 from actors.learner import LearnerStatus
-from actors.lookout import Lookout
+from actors.lookout import LASTING, Lookout
 from actors.monitor import CALL_TIMEOUT_S, Monitor
+from actors.service import Service
 from actors.spec import LEDGER, SYNCER, RunSpec
 from actors.strike import Striker
 from actors.syncer_status import SyncerStatus
@@ -85,7 +86,7 @@ class Supervisor:
             attempt=self._attempt,
             phase=self._phase,
             syncer=look.syncer,
-            syncer_silent_s=look.syncer_silent_s,
+            syncer_silent_s=look.services[SYNCER].silent_s,
             learners=dict(look.learners),
             silent=tuple(look.silent),
             evaluation=self._monitor.evaluation,
@@ -167,11 +168,10 @@ class Supervisor:
         if self._stop_reason is not None:
             self._monitor.call("finish", self._stop_reason, self._spec.config.supervisor.stop_deadline_s)
         self._lookout.look()
-        if self._lookout.service_error is not None:
-            self._error = self._lookout.service_error
+        if error := next((self._lookout.errors[name] for name in LASTING if name in self._lookout.errors), None):
+            self._error = error
             return "failed"
-        self._watch_syncer()
-        self._watch_ledger()
+        self._watch_services()
         if self._act():
             return "failed"
         if self._lookout.syncer is not None:
@@ -189,42 +189,37 @@ class Supervisor:
             if learner in self._lookout.missing:
                 self._fleet.learner(learner)
 
-    def _watch_syncer(self) -> None:
-        """End a syncer that does not answer; the next one claims a new epoch, so the old one can do no harm."""
-        look, config = self._lookout, self._spec.config
-        if (lost := look.lost_syncer) is not None:
-            look.lost_syncer = None
-            self._syncer_fault("died", lost.epoch, 0.0)
-        deadline = config.supervisor.start_deadline_s if look.syncer_starting else config.diloco.hang_min_s
-        if look.syncer_silent_s <= deadline:
-            return
-        _log.warning("the syncer is silent for %.0f s: ending it", look.syncer_silent_s)
-        handle = self._fleet.find(SYNCER)
-        if handle is not None and look.syncer is not None and not look.syncer_starting:
-            self._syncer_fault("hang", look.syncer.epoch, look.syncer_silent_s)
-            self._fleet.end_process(look.syncer.node_id, look.syncer.pid, handle)
-        elif handle is not None:
-            ray.kill(handle, no_restart=False)
-        look.restarting_syncer()
+    def _watch_services(self) -> None:
+        """End a service that does not answer: merges, data or measurements wait for it.
 
-    def _syncer_fault(self, reason: str, epoch: int, seconds_ago: float) -> None:
-        if not self._striker.struck(SYNCER, epoch):
-            fields = {"fault": reason, "target": SYNCER, "incarnation": epoch, "index": None}
+        The syncer's next process claims a new epoch, so the old one can do no harm.
+        """
+        for name, service in self._lookout.services.items():
+            if service.lost is not None:
+                self._service_fault(name, "died", service.lost, 0.0)
+                service.lost = None
+            handle = self._fleet.find(name) if self._late(name, service) else None
+            if handle is None:
+                continue
+            _log.warning("the %s is silent for %.0f s: ending it", name, service.silent_s)
+            if service.starting:
+                ray.kill(handle, no_restart=False)
+            else:
+                self._service_fault(name, "hang", service.answer, service.silent_s)
+                self._fleet.end_process(service.answer.node_id, service.answer.pid, handle)
+            self._lookout.restarting(name)
+
+    def _late(self, name: str, service: Service) -> bool:
+        config = self._spec.config
+        return name not in self._lookout.missing and service.overdue(
+            config.supervisor.start_deadline_s, config.diloco.hang_min_s
+        )
+
+    def _service_fault(self, name: str, reason: str, last: Any, seconds_ago: float) -> None:
+        """A fault that nobody injected. Only the syncer's incarnations are told apart, by their epochs."""
+        if name == SYNCER and not self._striker.struck(SYNCER, last.epoch):
+            fields = {"fault": reason, "target": SYNCER, "incarnation": last.epoch, "index": None}
             self._monitor.note("fault", **fields, struck_at=time.time() - seconds_ago)
-
-    def _watch_ledger(self) -> None:
-        """End a ledger that does not answer: learners have data for a few blocks only."""
-        look, config = self._lookout, self._spec.config
-        deadline = config.diloco.hang_min_s if look.ledger is not None else config.supervisor.start_deadline_s
-        if look.ledger_silent_s <= deadline:
-            return
-        _log.warning("the ledger is silent for %.0f s: ending it", look.ledger_silent_s)
-        handle = self._fleet.find(LEDGER)
-        if handle is not None and look.ledger is not None:
-            self._fleet.end_process(*look.ledger, handle)
-        elif handle is not None:
-            ray.kill(handle, no_restart=False)
-        look.restarting_ledger()
 
     def _act(self) -> bool:
         """Carry out what the watch decides; True when the run has failed."""
@@ -248,11 +243,18 @@ class Supervisor:
     def _lost(self, learner: str, incarnation: int, reason: str) -> None:
         if incarnation > 0 and not self._striker.struck(learner, incarnation):
             fields = {"fault": reason, "target": learner, "incarnation": incarnation, "index": None}
-            self._monitor.note("fault", **fields, struck_at=time.time())
+            self._monitor.note("fault", **fields, struck_at=self._last_well(learner, incarnation, reason))
         self._monitor.tell("lost", learner, incarnation, reason)
         ledger = self._fleet.find(LEDGER)
         if ledger is not None:
             ledger.drop.remote(learner, incarnation)
+
+    def _last_well(self, learner: str, incarnation: int, reason: str) -> float:
+        """When the fault struck, Unix time, as far as was seen: a hang began after a step, a death after an answer."""
+        at, status = self._lookout.seen.get(learner, (time.time(), None))
+        if status is None or status.incarnation != incarnation:
+            return time.time()
+        return at if reason == "died" else status.stepped_at or at
 
     # ---- the end
 
@@ -286,19 +288,16 @@ class Supervisor:
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     def _finish(self) -> str:
-        """The final evaluation and `model/`; an evaluator that dies is made again."""
-        deadline_s = self._spec.config.supervisor.evaluation_deadline_s
-        for _ in range(self._spec.config.supervisor.final_tries):
-            evaluator = self._fleet.evaluator()
-            try:
-                final: FinalResult = ray.get(evaluator.finish.remote(), timeout=deadline_s)
-                self._final = final
-                self._monitor.note(
-                    "final", tokens=final.last.tokens, loss=final.last.result.loss, first=final.first.loss
-                )
-                return "completed"
-            except (RayError, TimeoutError) as error:
-                self._error = f"final evaluation: {error}"
-                _log.warning("final evaluation failed: %s", error)
-                ray.kill(evaluator, no_restart=True)
-        return "failed"
+        """The final evaluation and `model/`. Returns the run's status."""
+        try:
+            self._final = final_evaluation(
+                self._spec, self._fleet, self._lookout, self._watch_services, lambda: self._stop_reason is not None
+            )
+        except (RayError, TimeoutError) as error:
+            self._error = f"final evaluation: {error}"
+            return "failed"
+        if self._final is None:
+            return "stopped"  # the checkpoint has everything: the same command with run.resume=auto goes on here
+        last = self._final.last
+        self._monitor.note("final", tokens=last.tokens, loss=last.result.loss, first=self._final.first.loss)
+        return "completed"

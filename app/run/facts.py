@@ -91,7 +91,10 @@ class RunFacts:
     status: str
     tokens_budget: int
     balance: Balance
+    versions_made: int
+    """Versions of all fragments together, one a merge. The tape may lack the line of one whose syncer died then."""
     merges: tuple[MergeFacts, ...]
+    """Those on the tape."""
     global_step: int
     """The syncer's clock t."""
     evals: tuple[EvalFacts, ...]

@@ -46,7 +46,7 @@ def summarise(facts: RunFacts) -> dict[str, Any]:
         "tokens_processed": facts.balance.processed // facts.balance.parameters,
         "tokens_merged": fates.pop("merged"),
         "tokens_discarded": {reason: fates[reason] for reason in sorted(facts.balance.discarded)},
-        "merges": len(facts.merges),
+        "merges": facts.versions_made,
         "global_step": facts.global_step,
         "eval_loss_first": facts.evals[0].loss if facts.evals else None,
         "eval_loss_final": facts.evals[-1].loss if facts.evals else None,

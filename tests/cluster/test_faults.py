@@ -75,6 +75,7 @@ def test_a_learner_that_hangs_is_replaced(run):
     """Frozen for longer than its deadline, and never thawed: the supervisor ends it and Ray starts it anew."""
     frozen = run.learner("learner-2")
     os.kill(frozen.pid, signal.SIGSTOP)
+    stopped = time.time()
     back = wait_for(
         "learner-2 is replaced", lambda: (s := run.status("learner-2")) and s.incarnation > frozen.incarnation and s
     )
@@ -82,6 +83,7 @@ def test_a_learner_that_hangs_is_replaced(run):
     assert not psutil.pid_exists(frozen.pid)
     fault = [event for event in run.events("fault") if event["target"] == "learner-2"][-1]
     assert fault["fault"] == "hang"
+    assert fault["struck_at"] < stopped + 1.0  # not when it was noticed, after at least hang_min_s
     assert run.syncer().work_exact
 
 

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from tests.cluster.audit import processes
 from tests.cluster.harness import wait_for
 
 pytestmark = pytest.mark.timeout(400)
@@ -72,6 +73,19 @@ def test_ctrl_c_exits_130(command):
     first.process.send_signal(signal.SIGINT)
     assert first.wait() == 130, first.output
     assert first.summary()["status"] == "stopped"
+
+
+def test_a_second_ctrl_c_leaves_at_once_and_takes_all_processes_along(command):
+    run = command("train.tokens=1000000000")
+    run.wait_merges(2)
+    family = run.family()
+    (syncer,) = processes("Syncer", run.process.pid)
+    syncer.suspend()  # so that the last round can't come
+    run.process.send_signal(signal.SIGINT)
+    wait_for("it was heard", lambda: "SIGINT: last round" in run.output)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130, run.output
+    wait_for("no process is left", lambda: not any(process.is_running() for process in family), 30.0)
 
 
 def test_a_killed_driver_takes_its_own_cluster_along_and_the_run_goes_on_from_the_journal(command):

@@ -25,6 +25,7 @@ def facts() -> RunFacts:
         status="completed",
         tokens_budget=1000,
         balance=Balance(10, 12_000, 9_000, {"overwritten": 2_000, "died": 500}, 500),
+        versions_made=4,  # the tape lacks one
         merges=(MergeFacts(103.0, 2, 2), MergeFacts(105.0, 1, 2), MergeFacts(112.0, 1, 1)),
         global_step=10,
         evals=(EvalFacts(0, 7.0, 4.0), EvalFacts(1200, 3.0, 1.8)),
@@ -95,7 +96,7 @@ def test_the_summary_has_the_keys_and_values_of_the_contract() -> None:
     assert summary["tokens_processed"] == 1200
     assert summary["tokens_merged"] == 900
     assert summary["tokens_discarded"] == {"died": 50, "overwritten": 200}
-    assert (summary["merges"], summary["global_step"]) == (3, 10)
+    assert (summary["merges"], summary["global_step"]) == (4, 10)
     assert (summary["eval_loss_first"], summary["eval_loss_final"]) == (7.0, 3.0)
     assert summary["eval_bits_per_byte"] == 1.8
     assert summary["wall_s"] == 35.0
@@ -137,7 +138,7 @@ def test_work_that_does_not_add_up_is_shown() -> None:
 
 def test_a_run_that_never_began_has_a_summary() -> None:
     empty = RunFacts(
-        "failed", 1000, Balance(10, 0, 0, {}, 0), (), 0, (), 1.0, None, None, 2.0, {},
+        "failed", 1000, Balance(10, 0, 0, {}, 0), 0, (), 0, (), 1.0, None, None, 2.0, {},
         SyncerFacts(0, 0.0, 0.0, ()), ByteFacts(0, 0, 0, 0), (), {},
     )  # fmt: skip
     summary = summarise(empty)

@@ -1,0 +1,52 @@
+"""One service of a run (syncer, ledger, evaluator) as the supervisor sees it: who answered last, and when."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where an actor's process is; a service answers with this, or with something that has both fields."""
+
+    node_id: str
+    pid: int
+
+
+@dataclass
+class Service:
+    """Times are of the monotonic clock."""
+
+    answer: Any = None
+    """The newest one; None before the first. It stays when its process is gone."""
+    starting: bool = True
+    """The process has not answered yet."""
+    lost: Any = None
+    """The last answer of a process that was found to be gone, until somebody takes note of it."""
+    heard: float = field(default_factory=time.monotonic)
+    """When it answered, or was found, made or ended."""
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since it answered, or since its process was found, made or ended."""
+        return time.monotonic() - self.heard
+
+    def answered(self, answer: Any) -> None:
+        """It is well."""
+        self.answer, self.starting, self.heard = answer, False, time.monotonic()
+
+    def gone(self) -> None:
+        """Its process is not there. Found again and again while the next one starts."""
+        if not self.starting:
+            self.lost = self.answer
+            self.restart()
+
+    def restart(self) -> None:
+        """From now on the next process is awaited, for as long as a start may take."""
+        self.starting, self.heard = True, time.monotonic()
+
+    def overdue(self, start_deadline_s: float, hang_s: float) -> bool:
+        """Whether it is silent for too long: its start hangs, or it does."""
+        return self.silent_s > (start_deadline_s if self.starting else hang_s)
