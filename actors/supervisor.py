@@ -24,7 +24,7 @@ from actors.learner import LearnerStatus
 from actors.lookout import LASTING, Lookout
 from actors.monitor import CALL_TIMEOUT_S, Monitor
 from actors.service import Service
-from actors.spec import LEDGER, SYNCER, RunSpec
+from actors.spec import EVALUATOR, LEDGER, SYNCER, RunSpec
 from actors.strike import Striker
 from actors.syncer_status import SyncerStatus
 from app.run import tape
@@ -211,9 +211,8 @@ class Supervisor:
 
     def _late(self, name: str, service: Service) -> bool:
         config = self._spec.config
-        return name not in self._lookout.missing and service.overdue(
-            config.supervisor.start_deadline_s, config.diloco.hang_min_s
-        )
+        hang_s = config.supervisor.evaluator_silent_s if name == EVALUATOR else config.diloco.hang_min_s
+        return name not in self._lookout.missing and service.overdue(config.supervisor.start_deadline_s, hang_s)
 
     def _service_fault(self, name: str, reason: str, last: Any, seconds_ago: float) -> None:
         """A fault that nobody injected. Only the syncer's incarnations are told apart, by their epochs."""

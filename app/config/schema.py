@@ -222,6 +222,8 @@ class SupervisorConfig:
     """Seconds between two samples of every actor's counters in the event tape and the tracker."""
     evaluation_deadline_s: float = 3600.0
     """Seconds that the final evaluation and export may take before they are tried again."""
+    evaluator_silent_s: float = 60.0
+    """Seconds without a sign of life of the evaluator, which learners go before, after which it is made again."""
     final_tries: int = 3
     """How often the final evaluation and export are tried."""
     most_failures: int = 3

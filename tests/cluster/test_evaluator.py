@@ -42,14 +42,15 @@ def freeze_in_the_end(run: LiveRun) -> int:
 
 
 def test_a_frozen_evaluator_holds_up_neither_a_stop_nor_the_end(start):
-    run = start("supervisor.evaluation_deadline_s=10000", "diloco.hang_min_s=10000")
+    run = start("supervisor.evaluator_silent_s=10000")
     freeze_in_the_end(run)
     summary = run.finish()
     assert summary["status"] == "stopped"
     assert summary["tokens_processed"] >= 30000
     run.close()
 
-    run = start("run.resume=auto", "diloco.hang_min_s=5")  # nothing is left to train: measure and write the model
+    # Nothing is left to train: measure, and write the model. It may freeze before it was heard: its start is limited.
+    run = start("run.resume=auto", "supervisor.evaluator_silent_s=10", "supervisor.start_deadline_s=45")
     frozen = freeze_in_the_end(run)
     wait_for("another evaluator", lambda: (pid := run.try_call(EVALUATOR, "pid")) and pid != frozen)
     summary = run.wait_done()
@@ -59,7 +60,12 @@ def test_a_frozen_evaluator_holds_up_neither_a_stop_nor_the_end(start):
 
 
 def test_an_evaluator_that_freezes_in_the_run_is_replaced_and_measures_on(start):
-    run = start("train.tokens=1000000000", "data.heldout_share=0.2", "eval.every_tokens=2000", "diloco.hang_min_s=5")
+    run = start(
+        "train.tokens=1000000000",
+        "data.heldout_share=0.2",
+        "eval.every_tokens=2000",
+        "supervisor.evaluator_silent_s=10",
+    )
     wait_for("a first measurement", lambda: run.events("eval"))
     pid = run.call(EVALUATOR, "pid")
     os.kill(pid, signal.SIGSTOP)
