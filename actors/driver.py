@@ -8,7 +8,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
@@ -181,6 +182,15 @@ def _check_listens(address: str) -> None:
         raise ConfigError("RAY_ADDRESS", address, f"no cluster can be used there: {error}") from error
 
 
+@contextmanager
+def _writing(folder: RunFolder) -> Iterator[None]:
+    """What can't be read is refused under its own key; any other error of a disk is one of the run folder."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError("run.dir", folder.location, f"it can't be used: {error}") from error
+
+
 def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] | None = None) -> RunSpec:
     """Data, layout and version 0. Raises ConfigError for what shows only now.
 
@@ -190,20 +200,19 @@ def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] 
     if folder.resumed and has_changed(config.data, folder.local / "data"):
         why = "the text has changed since this run started: its tokens would mean something else"
         raise ConfigError("data.source", config.data.source, why)
-    try:
+    with _writing(folder):
         data = prepare(config.data, folder.local / "data")
         model = build_model(config.model, data.manifest.vocab, config.data.seq_len, config.run.seed)
-    except (ValueError, OSError) as error:
-        raise ConfigError("data.source", config.data.source, " ".join(str(error).split())) from error
     specs = specs_of(model)
     check_fragments(len(specs), config)
     layout = build_layout(specs, config.diloco.fragments)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if ready is not None:
         ready(namespace_of(folder.run_id))
-    if not folder.resumed:
-        folder.keep(config)
-    write_version_0(folder, layout, parameters, config.checkpoint.keep)
+    with _writing(folder):
+        if not folder.resumed:
+            folder.keep(config)
+        write_version_0(folder, layout, parameters, config.checkpoint.keep)
     print(
         f"data: {len(data.train):,} training samples of {config.data.seq_len} tokens, "
         f"{len(data.heldout):,} held out; model: {layout.numel:,} parameters",
