@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import signal
@@ -20,17 +21,20 @@ from ray.exceptions import ActorDiedError
 from actors.progress import Progress, ending_of
 from actors.spec import RunSpec, namespace_of
 from actors.start import (
+    attach,
     check_room,
     dismiss,
     start_local_ray,
-    start_or_attach,
+    start_supervisor,
     status_of,
     wait_until_left,
     write_version_0,
 )
 from actors.supervisor import SupervisorStatus
+from actors.waiting import Waits, unplaced
 from app.config import Config, ConfigError, check_fragments
 from app.diloco.fragments import build_layout, specs_of, table
+from app.learning.corpus import place_of
 from app.learning.data import has_changed, prepare
 from app.learning.model import build_model
 from app.run.display import Display
@@ -58,7 +62,7 @@ class Driver:
         """Start or attach, show, and return the exit code. Raises ConfigError before Ray starts."""
         check_tracking(self._config)
         folder = open_folder(self._config)
-        if self._is_complete(folder):
+        if _is_complete(folder, self._config):
             print(f"this run is completed already: {folder.location}/model", flush=True)
             return 0
         try:
@@ -68,24 +72,15 @@ class Driver:
                 spec = prepare_run(self._config, folder)
             else:
                 spec = prepare_run(self._config, folder, self._start_ray)
-            supervisor, attached = start_or_attach(spec)
-            if attached:
+            if (supervisor := attach(spec.run_id)) is not None:
                 print(f"attached to the living run {spec.run_id}: it keeps its configuration", flush=True)
-            elif folder.resumed:
-                folder.keep(self._config)
-            return self._follow(folder, spec, supervisor)
+                spec = dataclasses.replace(spec, config=folder.kept())
+                return self._follow(folder, Progress(spec, attached=True), spec, supervisor)
+            with _writing(folder):
+                folder.keep(self._config)  # before there is a run that has it
+            return self._follow(folder, Progress(spec, attached=False), spec, start_supervisor(spec))
         finally:
             ray.shutdown()
-
-    def _is_complete(self, folder: RunFolder) -> bool:
-        """Whether there is nothing left to do: the budget was reached and the model is written."""
-        if not (folder.local / "model").is_dir():
-            return False
-        try:
-            summary = read_summary(folder.store)
-        except FileNotFoundError:
-            return False
-        return summary["status"] == "completed" and summary["tokens_processed"] >= self._config.train.tokens
 
     # ---- Ray
 
@@ -123,8 +118,8 @@ class Driver:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
 
-    def _follow(self, folder: RunFolder, spec: RunSpec, supervisor: Any) -> int:
-        progress = Progress(spec)
+    def _follow(self, folder: RunFolder, progress: Progress, spec: RunSpec, supervisor: Any) -> int:
+        waits = Waits(lambda: unplaced(spec))
         heard, told = time.monotonic(), False
         status: SupervisorStatus | None = None
         with Display(sys.stdout, PLAIN_EVERY_S) as display:
@@ -137,10 +132,12 @@ class Driver:
                 try:
                     answer = status_of(supervisor)
                 except ActorDiedError as error:
-                    return self._after(folder, error)
+                    return self._after(folder, spec.config, error)
                 if answer is not None:
                     status, heard = answer, time.monotonic()
-                    for line in progress.news():
+                    for line in progress.news(status):
+                        display.say(line)
+                    for line in waits.news(heard) if status.phase in ("starting", "running") else ():
                         display.say(line)
                     display.show(progress.view(status))
                 elif time.monotonic() - heard > spec.config.supervisor.silent_s:
@@ -149,19 +146,19 @@ class Driver:
                 time.sleep(SHOW_EVERY_S)
         dismiss(supervisor)
         wait_until_left(spec.run_id)
-        return self._conclude(spec, status)
+        return self._conclude(spec, status, waits.open)
 
-    def _after(self, folder: RunFolder, error: ActorDiedError) -> int:
+    def _after(self, folder: RunFolder, config: Config, error: ActorDiedError) -> int:
         """The supervisor left while nobody looked: the run's files tell how it ended."""
-        if self._is_complete(folder):
+        if _is_complete(folder, config):
             print(f"the run has completed: {folder.location}/model", flush=True)
             return 0
         print(f"the supervisor has ended: {error}", file=sys.stderr)
         return 1
 
-    def _conclude(self, spec: RunSpec, status: SupervisorStatus) -> int:
+    def _conclude(self, spec: RunSpec, status: SupervisorStatus, waits: list[str]) -> int:
         if status.error is not None:
-            print(status.error, file=sys.stderr)
+            print(status.error, *(f"it was waiting for {wait}" for wait in waits), sep="\n", file=sys.stderr)
         if status.summary is None:
             return 1
         print(final_report(ending_of(spec, status)), flush=True)
@@ -169,6 +166,17 @@ class Driver:
             return 128 + self._signal
         done = status.summary["status"] == "completed" and (spec.run_dir / "model").is_dir()
         return 0 if done else 1
+
+
+def _is_complete(folder: RunFolder, config: Config) -> bool:
+    """Whether there is nothing left to do: the budget was reached and the model is written."""
+    if not (folder.local / "model").is_dir():
+        return False
+    try:
+        summary = read_summary(folder.store)
+    except FileNotFoundError:
+        return False
+    return bool(summary["status"] == "completed" and summary["tokens_processed"] >= config.train.tokens)
 
 
 def _check_listens(address: str) -> None:
@@ -199,7 +207,7 @@ def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] 
     print(f"run folder {folder.location}", flush=True)
     if folder.resumed and has_changed(config.data, folder.local / "data"):
         why = "the text has changed since this run started: its tokens would mean something else"
-        raise ConfigError("data.source", config.data.source, why)
+        raise ConfigError(*place_of(config.data), why)
     with _writing(folder):
         data = prepare(config.data, folder.local / "data")
         model = build_model(config.model, data.manifest.vocab, config.data.seq_len, config.run.seed)

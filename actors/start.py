@@ -96,24 +96,29 @@ def status_of(supervisor: Any, timeout_s: float = ANSWER_S) -> SupervisorStatus 
         return None
 
 
-def start_or_attach(spec: RunSpec) -> tuple[Any, bool]:
-    """The run's supervisor, and whether it was there before. One that has ended its run is waited out."""
+def attach(run_id: str) -> Any | None:
+    """The run's living supervisor, None when there is none. One that has ended its run is waited out."""
     deadline = time.monotonic() + LEAVE_S
-    while (found := find_supervisor(spec.run_id)) is not None:
+    while (found := find_supervisor(run_id)) is not None:
         try:
             status = status_of(found)
         except ActorDiedError:
             status = None
         if status is not None and status.phase != "done":
-            return found, True
+            return found
         if status is not None:
             dismiss(found)
         if time.monotonic() > deadline:
             ray.kill(found, no_restart=True)
         time.sleep(POLL_S)
+    return None
+
+
+def start_supervisor(spec: RunSpec) -> Any:
+    """A new supervisor, which starts everybody else. Raises ValueError when there is one."""
     options = {"name": SUPERVISOR, "namespace": spec.namespace, "lifetime": "detached", "max_restarts": -1}
     actor = ray.remote(Supervisor).options(num_cpus=0, max_concurrency=4, **options)
-    return actor.remote(spec, uuid.uuid4().hex[:8]), False
+    return actor.remote(spec, uuid.uuid4().hex[:8])
 
 
 def dismiss(supervisor: Any) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from app.config.error import ConfigError
 from app.config.schema import (
@@ -64,8 +65,12 @@ def _check_run(config: Config) -> None:
         raise ConfigError("run.name", name, "a name without slashes is needed")
     if config.run.dir == "":
         raise ConfigError("run.dir", "", "a folder or null is needed")
-    if "://" in config.run.path and not config.run.path.startswith("file://"):
-        raise ConfigError("run.dir", config.run.path, "a folder is needed; other stores can't be used yet")
+    if "://" in config.run.path:
+        url = urlsplit(config.run.path)
+        if url.scheme != "file":
+            raise ConfigError("run.dir", config.run.path, "a folder is needed; other stores can't be used yet")
+        if url.netloc not in ("", "localhost"):
+            raise ConfigError("run.dir", config.run.path, "file:///absolute/path is needed")
     _one_of("run.resume", config.run.resume, RESUME_RULES)
     _between("run.seed", config.run.seed, 0, 2**63 - 1)
     _at_least("learners", config.learners, 1)

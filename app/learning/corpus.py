@@ -55,7 +55,7 @@ def read(config: DataConfig) -> list[Document]:
     with _reading(config):
         documents = [d for d in _limited(readers[config.source](config), config.max_bytes) if d.text]
     if not documents:
-        raise ConfigError(*_place(config), "there is no text in it")
+        raise ConfigError(*place_of(config), "there is no text in it")
     return documents
 
 
@@ -146,7 +146,7 @@ def _local_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _hub_documents(config: DataConfig) -> Iterator[Document]:
     rows = _hub_rows(config)
-    yield from _row_documents(rows, config.text_field, str(config.hub_name), _place(config))
+    yield from _row_documents(rows, config.text_field, str(config.hub_name), place_of(config))
 
 
 def _hub_rows(config: DataConfig) -> Iterator[dict[str, Any]]:
@@ -188,7 +188,7 @@ def _limited(documents: Iterable[Document], max_bytes: int | None) -> Iterator[D
         yield document
 
 
-def _place(config: DataConfig) -> tuple[str, str | None]:
+def place_of(config: DataConfig) -> tuple[str, str | None]:
     """The key that says where the text is, and its value."""
     places = {"files": ("data.path", config.path), "hub": ("data.hub_name", config.hub_name)}
     return places.get(config.source, ("data.source", config.source))
@@ -199,7 +199,7 @@ def _reading(config: DataConfig) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(*_place(config), f"cannot be read ({_one_line(error)})") from error
+        raise ConfigError(*place_of(config), f"cannot be read ({_one_line(error)})") from error
 
 
 def _root(config: DataConfig) -> Path:

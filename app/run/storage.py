@@ -6,6 +6,7 @@ are relative, with forward slashes. `OSError` passes through: callers decide wha
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from abc import ABC, abstractmethod
@@ -171,7 +172,10 @@ class RemoteStore(Store):
 
 def _write_temporary(target: Path, data: bytes) -> Path:
     """Data in a new file beside `target`, on the disk; nothing is left when that fails."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:  # a file stands where the folder should be: not that `target` is taken
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target.parent)) from error
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}{_TEMPORARY}")
     try:
         with open(temporary, "xb") as file:

@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 
 from actors.driver import prepare_run
 from actors.spec import EVALUATOR, LEDGER, SUPERVISOR, SYNCER, RunSpec
-from actors.start import dismiss, find_supervisor, start_or_attach, status_of, wait_until_left
+from actors.start import attach, dismiss, find_supervisor, start_supervisor, status_of, wait_until_left
 from app.config import load
 from app.run import tape
 from app.run.folder import open_folder
@@ -62,7 +62,7 @@ class LiveRun:
         self.config = load([*TINY, f"run.dir={folder}", *overrides])
         self.folder = open_folder(self.config)
         self.spec: RunSpec = prepare_run(self.config, self.folder)
-        self.supervisor, self.attached = start_or_attach(self.spec)
+        self.supervisor = attach(self.spec.run_id) or start_supervisor(self.spec)
 
     def actor(self, name: str) -> Any:
         return ray.get_actor(name, namespace=self.spec.namespace)

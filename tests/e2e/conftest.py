@@ -107,7 +107,8 @@ def command(tmp_path):
 @pytest.fixture(scope="session")
 def completed(tmp_path_factory):
     """A run that has ended with a model; to look at, not to change."""
-    run = Command(tmp_path_factory.mktemp("completed") / "run", "train.tokens=60000", "tracking=wandb")
+    folder = tmp_path_factory.mktemp("completed") / "run"
+    run = Command(folder, "train.tokens=60000", "tracking=wandb", f"run.dir={folder.as_uri()}")
     assert run.wait() == 0, run.output
     yield run
     run.end()

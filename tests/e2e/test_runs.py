@@ -103,9 +103,14 @@ def test_on_a_cluster_started_apart_the_run_outlives_its_driver_and_is_attached_
     first.process.wait()
     joins = len(first.events("join"))
 
-    second = command("train.tokens=1000000000", "run.resume=auto", env=env)
+    others = ("train.tokens=2000000000", "learners=3", "diloco.min_quorum=2", "run.resume=auto")  # for another start
+    second = command(*others, env=env)
     wait_for("the second driver attaches", lambda: "attached to the living run" in second.output, 100.0)
+    wait_for("it shows the run as it is", lambda: "of 1,000,000,000 tokens" in second.output)
     second.wait_merges(len(second.events("merge")) + 4)
+    assert "quorum 1" in second.output
+    assert "learner-1:" in second.output
+    assert "learner-2" not in second.output
     second.process.send_signal(signal.SIGTERM)
     assert second.wait(100) == 143, second.output
     assert len(second.events("join")) == joins + len(second.events("fault"))  # the same learners go on

@@ -106,6 +106,7 @@ REFUSED = [
     (["supervisor.silent_s=0"], "supervisor.silent_s=0", "more than 0"),
     (["pools.cpus_per_learner=0"], "pools.cpus_per_learner=0", "more than 0"),
     (["run.dir=s3://bucket/run"], "run.dir=s3://bucket/run", "a folder is needed"),
+    (["run.dir=file://runs/x"], "run.dir=file://runs/x", "file:///absolute/path"),
 ]
 
 
