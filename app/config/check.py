@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from app.config.error import ConfigError
+from app.config.limits import check_limits, check_pass
 from app.config.schema import (
     DATA_SOURCES,
     FAULT_KINDS,
@@ -31,6 +32,7 @@ def check(config: Config) -> None:
         ConfigError: for the first wrong value found.
     """
     _check_finite(config)
+    check_limits(_leaves(config, ""))
     _check_run(config)
     _check_model(config)
     _check_data(config)
@@ -120,6 +122,8 @@ def _check_train(config: Config) -> None:
     train = config.train
     for key in ("tokens", "batch_size", "accumulation"):
         _at_least(f"train.{key}", getattr(train, key), 1)
+    check_pass("train.batch_size", train.batch_size, config.data.seq_len)
+    check_pass("eval.batch_size", config.eval.batch_size, config.data.seq_len)
     _above("train.lr", train.lr, 0.0)
     _above("train.grad_clip", train.grad_clip, 0.0)
     _between("train.min_lr_share", train.min_lr_share, 0.0, 1.0)

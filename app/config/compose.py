@@ -140,6 +140,11 @@ def _parse(text: str) -> Override:
         raise ConfigError(key if equals else "override", value if equals else text, allowed) from error
     if override.is_delete():
         raise ConfigError(key, value, "a key can't be removed, only set: key=value")
+    if "@" in key:
+        raise ConfigError(key, value, "a group has one place: group=option, without @")
+    known = override.key_or_group in known_keys() or override.key_or_group in group_options()
+    if known and key.startswith("+") and not (key.startswith("++") and override.key_or_group in known_keys()):
+        raise ConfigError(key, value, f"it is there already: {override.key_or_group}={value}, without +")
     if override.is_sweep_override():
         raise ConfigError(key, value, "one value is needed, not several")
     return override

@@ -10,6 +10,7 @@ import pytest
 
 from app.config import Config, ConfigError, Fault, as_yaml, check, check_fragments, describe, from_yaml, load
 from app.config.help import field_docs, known_keys
+from app.config.limits import check_limits
 from app.diloco.settings import DilocoSettings
 
 REFUSED = [
@@ -21,6 +22,26 @@ REFUSED = [
     (["learners=2.5"], "learners=2.5", "whole number"),
     (["learners=true"], "learners=true", "whole number"),
     (["learners="], "learners=", "whole number"),
+    (["+learners=3"], "+learners=3", "learners=3, without +"),
+    (["+model.hidden=32"], "+model.hidden=32", "model.hidden=32, without +"),
+    (["+model=tiny"], "+model=tiny", "model=tiny, without +"),
+    (["++model=tiny"], "++model=tiny", "model=tiny, without +"),
+    (["model@other=tiny"], "model@other=tiny", "without @"),
+    (["+model@other=tiny"], "+model@other=tiny", "without @"),
+    (["learners=100000000000000000000"], "learners=100000000000000000000", "at most 4,096"),
+    (["learners=4097"], "learners=4097", "at most 4,096"),
+    (["train.tokens=10000000000000000"], "train.tokens=10000000000000000", "at most 9,007,199,254,740,992"),
+    (["diloco.ring_versions=1000000"], "diloco.ring_versions=1000000", "at most 1,024"),
+    (["train.batch_size=2000000"], "train.batch_size=2000000", "at most 1,048,576"),
+    (
+        ["train.batch_size=100000", "data.seq_len=1024"],
+        "train.batch_size=100000",
+        "at most 16,384 with data.seq_len=1024",
+    ),
+    (["eval.batch_size=1000000"], "eval.batch_size=1000000", "at most 131,072 with data.seq_len=128"),
+    (["supervisor.linger_s=1e10"], "supervisor.linger_s=10000000000.0", "at most 1,000,000,000"),
+    (["pools.cpus_per_learner=100000"], "pools.cpus_per_learner=100000", "at most 65,536"),
+    (["chaos.faults=[{target: learner-0, seconds: 1e12}]"], "chaos.faults[0].seconds=1000000000000.0", "at most"),
     (["learners=1,2"], "learners=1,2", "one value"),
     (["~learners"], "~learners=", "key=value"),
     (["lerners=2"], "lerners=2", "learners"),
@@ -120,6 +141,15 @@ def test_a_wrong_setting_is_refused_in_one_line(overrides: list[str], named: str
     assert allowed in line.removeprefix(named)
 
 
+def test_every_whole_number_and_every_time_has_an_end() -> None:
+    for key in known_keys().values():
+        if key.type in ("int", "int | None") or key.name.endswith("_s"):
+            for number in (10**20, 1e20) if key.type == "float" else (10**20,):
+                with pytest.raises(ConfigError, match=rf"^{key.name}=.* at most"):
+                    check_limits([(key.name, number)])
+    check_limits([("train.lr", 1e20), ("run.name", "x"), ("run.shared_dir", True), ("data.max_bytes", None)])
+
+
 def test_defaults_are_the_schema() -> None:
     config = load([])
     schema = Config()
@@ -152,6 +182,10 @@ def test_overrides_reach_every_section(tmp_path: Path) -> None:
     assert config.pools.label_selector == {"ray.io/market-type": "spot"}
     assert config.chaos.faults == [Fault(kind="freeze", target="learner-1", at=0.4, seconds=20.0)]
     assert config.tracking.tags == ["a", "b"]
+
+
+def test_a_known_key_may_be_forced() -> None:
+    assert load(["++learners=2", "+pools.label_selector.zone=a"]).learners == 2
 
 
 def test_the_last_of_two_overrides_holds() -> None:
