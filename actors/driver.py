@@ -40,6 +40,7 @@ from app.learning.model import build_model
 from app.run.display import Display
 from app.run.final_report import final_report
 from app.run.folder import RunFolder, open_folder
+from app.run.storage import remove_partials
 from app.run.summary import read_summary
 from app.run.tracking import check_tracking
 
@@ -77,6 +78,7 @@ class Driver:
                 spec = dataclasses.replace(spec, config=folder.kept())
                 return self._follow(folder, Progress(spec, attached=True), spec, supervisor)
             with _writing(folder):
+                remove_partials(folder.local)  # nobody of the run is alive
                 folder.keep(self._config)  # before there is a run that has it
             return self._follow(folder, Progress(spec, attached=False), spec, start_supervisor(spec))
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import uuid
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from typing_extensions import override
 
 _TEMPORARY = ".partial"
+_OWN = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(_TEMPORARY)}")
 
 
 class Store(ABC):
@@ -64,6 +66,13 @@ def open_store(location: str) -> Store:
     if url.scheme == "file":
         return LocalStore(Path(unquote(url.path)))
     return RemoteStore(location)
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove what writers that were killed have left half written under a local folder. Nobody may be writing there."""
+    for path in folder.rglob(f".*{_TEMPORARY}"):
+        if _OWN.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 class LocalStore(Store):
