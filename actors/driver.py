@@ -21,6 +21,7 @@ from ray.exceptions import ActorDiedError
 from actors.progress import Progress, ending_of
 from actors.spec import RunSpec, namespace_of
 from actors.start import (
+    ANSWER_S,
     attach,
     check_room,
     dismiss,
@@ -132,7 +133,7 @@ class Driver:
                         display.say(f"{signal.Signals(self._signal).name}: last round and checkpoint ...")
                     supervisor.stop.remote(signal.Signals(self._signal).name)  # again: it may have been restarted
                 try:
-                    answer = status_of(supervisor)
+                    answer = status_of(supervisor, min(ANSWER_S, spec.config.supervisor.silent_s))
                 except ActorDiedError as error:
                     return self._after(folder, spec.config, error)
                 if answer is not None:

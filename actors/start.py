@@ -81,7 +81,7 @@ def find_supervisor(run_id: str) -> Any | None:
         return None
 
 
-def status_of(supervisor: Any, timeout_s: float = ANSWER_S) -> SupervisorStatus | None:
+def status_of(supervisor: Any, timeout_s: float) -> SupervisorStatus | None:
     """The supervisor's status; None when it does not answer, as while it is being restarted.
 
     Raises ActorDiedError when it has left the cluster.
@@ -101,7 +101,7 @@ def attach(run_id: str) -> Any | None:
     deadline = time.monotonic() + LEAVE_S
     while (found := find_supervisor(run_id)) is not None:
         try:
-            status = status_of(found)
+            status = status_of(found, ANSWER_S)
         except ActorDiedError:
             status = None
         if status is not None and status.phase != "done":

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from tests.cluster.audit import processes
 from tests.cluster.harness import wait_for
 
 pytestmark = pytest.mark.timeout(400)
@@ -66,12 +67,18 @@ def test_sigterm_checkpoints_and_the_same_command_goes_on(command):
     assert summary["work"]["processed"] == summary["work"]["merged"] + sum(summary["work"]["discarded"].values())
 
 
-def test_ctrl_c_exits_130(command):
-    first = command("train.tokens=1000000000")
+def test_a_silent_supervisor_is_restarted_by_the_driver_and_ctrl_c_exits_130(command):
+    first = command("train.tokens=1000000000", "supervisor.silent_s=8")
     first.wait_merges(2)
+    (silent,) = processes("Supervisor", root=first.process.pid)
+    silent.suspend()
+    wait_for("another one is there", lambda: [p for p in processes("Supervisor", first.process.pid) if p != silent])
+    first.wait_merges(len(first.events("merge")) + 2)
     first.process.send_signal(signal.SIGINT)
     assert first.wait() == 130, first.output
     assert first.summary()["status"] == "stopped"
+    assert not silent.is_running()
+    assert {event["incarnation"] for event in first.events("join")} == {1}  # the others never noticed
 
 
 def test_a_killed_driver_takes_its_own_cluster_along_and_the_run_goes_on_from_the_journal(command):
