@@ -17,18 +17,13 @@ from actors.start import attach, dismiss, find_supervisor, start_supervisor, sta
 from app.config import load
 from app.run import tape
 from app.run.folder import open_folder
+from tests.small import SMALL
 
 T = TypeVar("T")
 
 TINY = [
-    "model=micro",
-    "data.tokenizer=bytes",
-    "data.max_bytes=60000",
-    "data.heldout_share=0.2",
-    "data.seq_len=32",
-    "data.block_samples=32",
+    *SMALL,
     "data.eval_samples=4",
-    "train.batch_size=2",
     "train.warmup_tokens=100",
     "train.tokens=1000000000",
     "eval.every_tokens=1000000000",
@@ -38,7 +33,6 @@ TINY = [
     "supervisor.sample_every_s=0.5",
     "supervisor.linger_s=2",
     # a tiny model steps in milliseconds: rounds a few times a second, so that two cores can keep up
-    "diloco.fragments=2",
     "diloco.sync_interval=100",
     "diloco.overlap_steps=20",
 ]

@@ -3,16 +3,12 @@
 import pytest
 
 from actors.waiting import unplaced
-from tests.cluster.harness import LiveRun, wait_for
+from tests.cluster.harness import wait_for
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_what_has_no_place_is_named(cluster, tmp_path):
-    asked = ["learners=2", "pools.cpus_of_syncer=64", "pools.cpus_per_learner=3"]  # on 4 CPUs
-    run = LiveRun(tmp_path / "run", asked)
-    try:
-        wanted = {"a node with 64 CPU for the syncer", "3 CPU to become free for learner-1"}
-        wait_for("both are named", lambda: set(unplaced(run.spec)) == wanted)
-    finally:
-        run.close()
+def test_what_has_no_place_is_named(start):
+    run = start("pools.cpus_of_syncer=64", "pools.cpus_per_learner=3")  # on 4 CPUs
+    wanted = {"a node with 64 CPU for the syncer", "3 CPU to become free for learner-1"}
+    wait_for("both are named", lambda: set(unplaced(run.spec)) == wanted)

@@ -9,8 +9,7 @@ from actors.driver import prepare_run
 from actors.waiting import LOOK_EVERY_S, Waits
 from app.config import ConfigError, load
 from app.run.folder import open_folder
-
-SMALL = ["model=micro", "data.tokenizer=bytes", "data.max_bytes=60000", "data.heldout_share=0.2", "data.seq_len=32"]
+from tests.small import SMALL
 
 
 @pytest.mark.parametrize("name", ["data", "config.yaml/x", "checkpoints/journal"])
