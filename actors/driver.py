@@ -123,7 +123,9 @@ class Driver:
 
     def _follow(self, folder: RunFolder, progress: Progress, spec: RunSpec, supervisor: Any) -> int:
         waits = Waits(lambda: unplaced(spec))
-        heard, told = time.monotonic(), False
+        limits = spec.config.supervisor
+        starting_s = max(limits.silent_s, limits.start_deadline_s)
+        heard, patience_s, told = time.monotonic(), starting_s, False
         status: SupervisorStatus | None = None
         with Display(sys.stdout, PLAIN_EVERY_S) as display:
             while status is None or status.phase != "done":
@@ -133,18 +135,19 @@ class Driver:
                         display.say(f"{signal.Signals(self._signal).name}: last round and checkpoint ...")
                     supervisor.stop.remote(signal.Signals(self._signal).name)  # again: it may have been restarted
                 try:
-                    answer = status_of(supervisor, min(ANSWER_S, spec.config.supervisor.silent_s))
+                    answer = status_of(supervisor, min(ANSWER_S, limits.silent_s))
                 except ActorDiedError as error:
                     return self._after(folder, spec.config, error)
                 if answer is not None:
-                    status, heard = answer, time.monotonic()
+                    status, heard, patience_s = answer, time.monotonic(), limits.silent_s
                     for line in progress.news(status):
                         display.say(line)
                     for line in waits.news(heard) if status.phase in ("starting", "running") else ():
                         display.say(line)
                     display.show(progress.view(status))
-                elif time.monotonic() - heard > spec.config.supervisor.silent_s:
-                    heard = time.monotonic()
+                elif time.monotonic() - heard > patience_s:
+                    heard, patience_s = time.monotonic(), starting_s
+                    display.say("the supervisor does not answer: another one takes over")
                     ray.kill(supervisor, no_restart=False)  # Ray starts it anew, and it goes on where it was
                 time.sleep(SHOW_EVERY_S)
         dismiss(supervisor)

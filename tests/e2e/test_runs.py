@@ -78,6 +78,7 @@ def test_a_silent_supervisor_is_restarted_by_the_driver_and_ctrl_c_exits_130(com
     assert first.wait() == 130, first.output
     assert first.summary()["status"] == "stopped"
     assert not silent.is_running()
+    assert first.output.count("the supervisor does not answer") == 1
     assert {event["incarnation"] for event in first.events("join")} == {1}  # the others never noticed
 
 
