@@ -41,7 +41,7 @@ def unplaced(spec: RunSpec) -> list[str]:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         waiting: dict[str, list[str]] = {}
         if _has_no_process(SYNCER, spec.namespace):
-            place = _place({"CPU": spec.config.pools.cpus_of_syncer}, nodes, infeasible=False)
+            place = _place({"CPU": spec.config.syncer.cpus}, nodes, infeasible=False)
             waiting.setdefault(place, []).append("the syncer")
         groups = {spec.group_name(learner): learner for learner in spec.config.learner_ids}
         for entry in placement_group_table().values():
