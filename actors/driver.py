@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import signal
@@ -9,7 +10,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,22 +22,27 @@ from ray.exceptions import ActorDiedError
 from actors.progress import Progress, ending_of
 from actors.spec import RunSpec, namespace_of
 from actors.start import (
+    ANSWER_S,
+    attach,
     check_room,
     dismiss,
     start_local_ray,
-    start_or_attach,
+    start_supervisor,
     status_of,
     wait_until_left,
     write_version_0,
 )
 from actors.supervisor import SupervisorStatus
+from actors.waiting import Waits, unplaced
 from app.config import Config, ConfigError, check_fragments
 from app.diloco.fragments import build_layout, specs_of, table
+from app.learning.corpus import place_of
 from app.learning.data import has_changed, prepare
 from app.learning.model import build_model
 from app.run.display import Display
 from app.run.final_report import final_report
 from app.run.folder import RunFolder, open_folder
+from app.run.storage import remove_partials
 from app.run.summary import read_summary
 from app.run.tracking import check_tracking
 
@@ -59,7 +66,7 @@ class Driver:
         """Start or attach, show, and return the exit code. Raises ConfigError before Ray starts."""
         check_tracking(self._config)
         folder = open_folder(self._config)
-        if self._is_complete(folder):
+        if _is_complete(folder, self._config):
             print(f"this run is completed already: {folder.location}/model", flush=True)
             return 0
         try:
@@ -69,24 +76,16 @@ class Driver:
                 spec = prepare_run(self._config, folder)
             else:
                 spec = prepare_run(self._config, folder, self._start_ray)
-            supervisor, attached = start_or_attach(spec)
-            if attached:
+            if (supervisor := attach(spec.run_id)) is not None:
                 print(f"attached to the living run {spec.run_id}: it keeps its configuration", flush=True)
-            elif folder.resumed:
-                folder.keep(self._config)
-            return self._follow(folder, spec, supervisor)
+                spec = dataclasses.replace(spec, config=folder.kept())
+                return self._follow(folder, Progress(spec, attached=True), spec, supervisor)
+            with _writing(folder):
+                remove_partials(folder.local)  # nobody of the run is alive
+                folder.keep(self._config)  # before there is a run that has it
+            return self._follow(folder, Progress(spec, attached=False), spec, start_supervisor(spec))
         finally:
             ray.shutdown()
-
-    def _is_complete(self, folder: RunFolder) -> bool:
-        """Whether there is nothing left to do: the budget was reached and the model is written."""
-        if not (folder.local / "model").is_dir():
-            return False
-        try:
-            summary = read_summary(folder.store)
-        except FileNotFoundError:
-            return False
-        return summary["status"] == "completed" and summary["tokens_processed"] >= self._config.train.tokens
 
     # ---- Ray
 
@@ -124,9 +123,11 @@ class Driver:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
 
-    def _follow(self, folder: RunFolder, spec: RunSpec, supervisor: Any) -> int:
-        progress = Progress(spec)
-        heard, told = time.monotonic(), False
+    def _follow(self, folder: RunFolder, progress: Progress, spec: RunSpec, supervisor: Any) -> int:
+        waits = Waits(lambda: unplaced(spec))
+        limits = spec.config.supervisor
+        starting_s = max(limits.silent_s, limits.start_deadline_s)
+        heard, patience_s, told = time.monotonic(), starting_s, False
         status: SupervisorStatus | None = None
         with Display(sys.stdout, PLAIN_EVERY_S) as display:
             while status is None or status.phase != "done":
@@ -136,33 +137,36 @@ class Driver:
                         display.say(f"{signal.Signals(self._signal).name}: last round and checkpoint ...")
                     supervisor.stop.remote(signal.Signals(self._signal).name)  # again: it may have been restarted
                 try:
-                    answer = status_of(supervisor)
+                    answer = status_of(supervisor, min(ANSWER_S, limits.silent_s))
                 except ActorDiedError as error:
-                    return self._after(folder, error)
+                    return self._after(folder, spec.config, error)
                 if answer is not None:
-                    status, heard = answer, time.monotonic()
-                    for line in progress.news():
+                    status, heard, patience_s = answer, time.monotonic(), limits.silent_s
+                    for line in progress.news(status):
+                        display.say(line)
+                    for line in waits.news(heard) if status.phase in ("starting", "running") else ():
                         display.say(line)
                     display.show(progress.view(status))
-                elif time.monotonic() - heard > spec.config.supervisor.silent_s:
-                    heard = time.monotonic()
+                elif time.monotonic() - heard > patience_s:
+                    heard, patience_s = time.monotonic(), starting_s
+                    display.say("the supervisor does not answer: another one takes over")
                     ray.kill(supervisor, no_restart=False)  # Ray starts it anew, and it goes on where it was
                 time.sleep(SHOW_EVERY_S)
         dismiss(supervisor)
         wait_until_left(spec.run_id)
-        return self._conclude(spec, status)
+        return self._conclude(spec, status, waits.open)
 
-    def _after(self, folder: RunFolder, error: ActorDiedError) -> int:
+    def _after(self, folder: RunFolder, config: Config, error: ActorDiedError) -> int:
         """The supervisor left while nobody looked: the run's files tell how it ended."""
-        if self._is_complete(folder):
+        if _is_complete(folder, config):
             print(f"the run has completed: {folder.location}/model", flush=True)
             return 0
         print(f"the supervisor has ended: {error}", file=sys.stderr)
         return 1
 
-    def _conclude(self, spec: RunSpec, status: SupervisorStatus) -> int:
+    def _conclude(self, spec: RunSpec, status: SupervisorStatus, waits: list[str]) -> int:
         if status.error is not None:
-            print(status.error, file=sys.stderr)
+            print(status.error, *(f"it was waiting for {wait}" for wait in waits), sep="\n", file=sys.stderr)
         if status.summary is None:
             return 1
         print(final_report(ending_of(spec, status)), flush=True)
@@ -180,6 +184,17 @@ def _leave_now(code: int) -> None:
     os._exit(code)
 
 
+def _is_complete(folder: RunFolder, config: Config) -> bool:
+    """Whether there is nothing left to do: the budget was reached and the model is written."""
+    if not (folder.local / "model").is_dir():
+        return False
+    try:
+        summary = read_summary(folder.store)
+    except FileNotFoundError:
+        return False
+    return bool(summary["status"] == "completed" and summary["tokens_processed"] >= config.train.tokens)
+
+
 def _check_listens(address: str) -> None:
     """Ray itself would try an address at which nobody listens for minutes. Raises ConfigError."""
     url = urlsplit(address if "://" in address else f"//{address}")
@@ -191,6 +206,15 @@ def _check_listens(address: str) -> None:
         raise ConfigError("RAY_ADDRESS", address, f"no cluster can be used there: {error}") from error
 
 
+@contextmanager
+def _writing(folder: RunFolder) -> Iterator[None]:
+    """What can't be read is refused under its own key; any other error of a disk is one of the run folder."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError("run.dir", folder.location, f"it can't be used: {error}") from error
+
+
 def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] | None = None) -> RunSpec:
     """Data, layout and version 0. Raises ConfigError for what shows only now.
 
@@ -199,21 +223,20 @@ def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] 
     print(f"run folder {folder.location}", flush=True)
     if folder.resumed and has_changed(config.data, folder.local / "data"):
         why = "the text has changed since this run started: its tokens would mean something else"
-        raise ConfigError("data.source", config.data.source, why)
-    try:
+        raise ConfigError(*place_of(config.data), why)
+    with _writing(folder):
         data = prepare(config.data, folder.local / "data")
         model = build_model(config.model, data.manifest.vocab, config.data.seq_len, config.run.seed)
-    except (ValueError, OSError) as error:
-        raise ConfigError("data.source", config.data.source, " ".join(str(error).split())) from error
     specs = specs_of(model)
     check_fragments(len(specs), config)
     layout = build_layout(specs, config.diloco.fragments)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if ready is not None:
         ready(namespace_of(folder.run_id))
-    if not folder.resumed:
-        folder.keep(config)
-    write_version_0(folder, layout, parameters, config.checkpoint.keep)
+    with _writing(folder):
+        if not folder.resumed:
+            folder.keep(config)
+        write_version_0(folder, layout, parameters, config.checkpoint.keep)
     print(
         f"data: {len(data.train):,} training samples of {config.data.seq_len} tokens, "
         f"{len(data.heldout):,} held out; model: {layout.numel:,} parameters",

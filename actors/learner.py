@@ -13,8 +13,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import psutil
-
 from app.learning.memory import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ class Learner:
         # A learner that hangs can't tell why: on this signal its threads' stacks go to its log in Ray's session folder.
         faulthandler.register(HANG_SIGNAL, all_threads=True)
         keep_freed_memory()  # before the threads that it is for
-        timeline = {"process": psutil.Process().create_time(), "actor": time.time()}
+        timeline = {"actor": time.time()}
         from actors.worker import Worker
 
         timeline["imported"] = time.time()

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import Any
 
-from actors.spec import RunSpec
+from actors.spec import SYNCER, RunSpec
 from actors.supervisor import SupervisorStatus
 from app.run import tape
 from app.run.display import LearnerRow, RunView
@@ -14,16 +14,19 @@ from app.run.final_report import Ending
 from app.run.history import History
 
 SPEED_WINDOW_S = 15.0
+AWAY_S = 2.0
+"""A syncer that has not answered for longer is shown as away."""
 
 
 class Progress:
     """Remembers enough to tell speeds and what is new."""
 
-    def __init__(self, spec: RunSpec):
+    def __init__(self, spec: RunSpec, attached: bool):
+        """`attached`: the run lived before this driver; otherwise its actors start for the first time."""
         self._spec = spec
         self._started = time.monotonic()
         self._counts: deque[tuple[float, int]] = deque()
-        self._tape = tape.Follower(spec.tape)
+        self._news = News(tape.Follower(spec.tape), attached)
 
     def view(self, status: SupervisorStatus) -> RunView:
         """The run as the terminal shows it."""
@@ -33,7 +36,7 @@ class Progress:
             rows=tuple(self._row(learner, status) for learner in self._spec.config.learner_ids),
             tokens=tokens,
             budget=self._spec.config.train.tokens,
-            tokens_per_s=self._speed(tokens),
+            tokens_per_s=self._speed(tokens) if syncer else 0.0,
             elapsed_s=time.monotonic() - self._started,
             merges=sum(syncer.versions) if syncer else 0,
             live=syncer.live if syncer else 0,
@@ -49,11 +52,11 @@ class Progress:
         if learner in status.silent and seen is not None:
             state = "silent"
         step_time = seen.step_time if seen else 0.0
-        train, data = self._spec.config.train, self._spec.config.data
-        tokens_per_step = train.batch_size * train.accumulation * data.seq_len
+        pool = self._spec.config.pool_of(learner)
+        tokens_per_step = pool.train.batch_size * pool.train.accumulation * self._spec.config.data.seq_len
         return LearnerRow(
             learner=learner,
-            pool=self._spec.config.pools.name,
+            pool=pool.name,
             state=state,
             step=seen.steps if seen else 0,
             tokens_per_s=tokens_per_step / step_time if step_time and state == "training" else 0.0,
@@ -71,37 +74,72 @@ class Progress:
         return max(0.0, (tokens - before) / (now - then)) if elapsed > 0 else 0.0
 
     def _syncer_state(self, status: SupervisorStatus) -> str:
-        if status.syncer is None:
+        syncer = status.syncer
+        if status.phase == "done":
+            return "done"
+        if status.phase == "ending":
+            full = syncer is not None and syncer.ended == "budget"
+            return "evaluating and writing the model" if full else "writing the checkpoint"
+        if syncer is None:
             return "starting"
-        if status.phase in ("ending", "done"):
-            return "evaluating and writing the model" if status.phase == "ending" else "done"
-        if status.syncer_silent_s > 2.0:
+        if status.syncer_silent_s > AWAY_S:
             return "away"
-        if status.syncer.paused:
-            return "paused"
-        return "last round" if status.syncer.finishing else "merging"
+        if syncer.paused:
+            return "paused" if self._news.joined else "waiting for learners"
+        return "last round" if syncer.finishing else "merging"
 
-    def news(self) -> list[str]:
+    def news(self, status: SupervisorStatus) -> list[str]:
         """Lines about faults and recoveries since the last call."""
-        return [line for event in self._tape.fresh() if (line := _line(event)) is not None]
+        lines = self._news.fresh()
+        self._news.joined |= any(learner.incarnation > 0 for learner in status.learners.values())
+        return lines
 
 
-def _line(event: dict[str, Any]) -> str | None:
-    match event["kind"]:
-        case "fault":
-            return f"fault: {event['fault']} of {event['target']} (pid {event.get('pid', '?')})"
-        case "leave":
-            return f"{event['learner']} #{event['incarnation']} has left: {event['reason']}"
-        case "join" if event["incarnation"] > 1:
-            return f"{event['learner']} is back as incarnation {event['incarnation']}"
-        case "syncer_started" if event["epoch"] > 2:
-            return f"the syncer is back under epoch {event['epoch']}"
-        case "paused" | "resumed":
-            return f"merges {event['kind']} ({event['live']} live)"
-        case "journal_failed":
-            return f"the journal can't be written, merges wait: {event['error']}"
-        case _:
-            return None
+class News:
+    """Tells what went wrong and what is well again, out of the tape; a start alone is neither."""
+
+    def __init__(self, follower: tape.Follower, attached: bool):
+        """`attached`: everybody has started before; otherwise the first start of each is told by nobody."""
+        self._tape = follower
+        self._attached = attached
+        self._started: set[str] = set()
+        self._paused = False
+        self.joined = False
+        """Somebody has joined since this driver looks: before, merges have nothing to wait for but the start."""
+
+    def fresh(self) -> list[str]:
+        """Lines about the events since the last call."""
+        return [line for event in self._tape.fresh() if (line := self._line(event)) is not None]
+
+    def _line(self, event: dict[str, Any]) -> str | None:
+        match event["kind"]:
+            case "fault":
+                return f"fault: {event['fault']} of {event['target']} (pid {event.get('pid', '?')})"
+            case "leave":
+                return f"{event['learner']} #{event['incarnation']} has left: {event['reason']}"
+            case "join":
+                self.joined = True
+                back = self._is_back(event["learner"], first=event["incarnation"] == 1)
+                return f"{event['learner']} is back as incarnation {event['incarnation']}" if back else None
+            case "syncer_started":
+                back = self._is_back(SYNCER, first=False)
+                return f"the syncer is back under epoch {event['epoch']}" if back else None
+            case "paused" if self.joined:
+                self._paused = True
+                return f"merges paused ({event['live']} live)"
+            case "resumed" if self._paused:
+                self._paused = False
+                return f"merges resumed ({event['live']} live)"
+            case "journal_failed":
+                return f"the journal can't be written, merges wait: {event['error']}"
+            case _:
+                return None
+
+    def _is_back(self, who: str, first: bool) -> bool:
+        """Whether this start is one after another; `first`: it is known to be the very first."""
+        back = not first and (self._attached or who in self._started)
+        self._started.add(who)
+        return back
 
 
 def ending_of(spec: RunSpec, status: SupervisorStatus) -> Ending:

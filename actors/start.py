@@ -43,11 +43,10 @@ def write_version_0(folder: RunFolder, layout: Layout, parameters: Mapping[str, 
 
 def start_local_ray(config: Config, namespace: str) -> None:
     """Start a Ray of this machine's own, with room for the run's actors whatever the number of cores."""
-    pools = config.pools
-    wanted = config.learners * pools.cpus_per_learner + pools.cpus_of_syncer
+    learners = sum(number * config.pools[name].cpus_per_learner for name, number in config.pool_sizes.items())
     ray.init(
         address="local",
-        num_cpus=max(os.cpu_count() or 1, math.ceil(wanted)),
+        num_cpus=max(os.cpu_count() or 1, math.ceil(learners + config.syncer.cpus)),
         include_dashboard=False,
         namespace=namespace,
         log_to_driver=False,
@@ -62,15 +61,19 @@ def check_room(config: Config) -> None:
     Raises:
         ConfigError: it has too few GPUs, or not the labels that are asked for.
     """
-    pools, (node,) = config.pools, ray.nodes()
-    gpus, wanted = node["Resources"].get("GPU", 0.0), config.learners * pools.gpus_per_learner
-    if wanted > gpus:
-        raise ConfigError(
-            "pools.gpus_per_learner", pools.gpus_per_learner, f"{config.learners} learners; this machine has {gpus:g}"
-        )
-    for label, value in pools.label_selector.items():
-        if value.isidentifier() and node["Labels"].get(label) != value:  # not one of Ray's expressions: !a, in(a, b)
-            raise ConfigError(f"pools.label_selector.{label}", value, f"this machine has the labels {node['Labels']}")
+    (node,) = ray.nodes()
+    gpus, wanted = node["Resources"].get("GPU", 0.0), 0.0
+    for name, number in config.pool_sizes.items():
+        pool = config.pools[name]
+        wanted += number * pool.gpus_per_learner
+        if wanted > gpus:
+            allowed = f"{config.learners} learners; this machine has {gpus:g}"
+            raise ConfigError(f"pools.{name}.gpus_per_learner", pool.gpus_per_learner, allowed)
+        for label, value in pool.label_selector.items():
+            expression = not value.isidentifier()  # of Ray: !a, in(a, b)
+            if not expression and node["Labels"].get(label) != value:
+                key = f"pools.{name}.label_selector.{label}"
+                raise ConfigError(key, value, f"this machine has the labels {node['Labels']}")
 
 
 def find_supervisor(run_id: str) -> Any | None:
@@ -81,7 +84,7 @@ def find_supervisor(run_id: str) -> Any | None:
         return None
 
 
-def status_of(supervisor: Any, timeout_s: float = ANSWER_S) -> SupervisorStatus | None:
+def status_of(supervisor: Any, timeout_s: float) -> SupervisorStatus | None:
     """The supervisor's status; None when it does not answer, as while it is being restarted.
 
     Raises ActorDiedError when it has left the cluster.
@@ -96,24 +99,29 @@ def status_of(supervisor: Any, timeout_s: float = ANSWER_S) -> SupervisorStatus 
         return None
 
 
-def start_or_attach(spec: RunSpec) -> tuple[Any, bool]:
-    """The run's supervisor, and whether it was there before. One that has ended its run is waited out."""
+def attach(run_id: str) -> Any | None:
+    """The run's living supervisor, None when there is none. One that has ended its run is waited out."""
     deadline = time.monotonic() + LEAVE_S
-    while (found := find_supervisor(spec.run_id)) is not None:
+    while (found := find_supervisor(run_id)) is not None:
         try:
-            status = status_of(found)
+            status = status_of(found, ANSWER_S)
         except ActorDiedError:
             status = None
         if status is not None and status.phase != "done":
-            return found, True
+            return found
         if status is not None:
             dismiss(found)
         if time.monotonic() > deadline:
             ray.kill(found, no_restart=True)
         time.sleep(POLL_S)
+    return None
+
+
+def start_supervisor(spec: RunSpec) -> Any:
+    """A new supervisor, which starts everybody else. Raises ValueError when there is one."""
     options = {"name": SUPERVISOR, "namespace": spec.namespace, "lifetime": "detached", "max_restarts": -1}
     actor = ray.remote(Supervisor).options(num_cpus=0, max_concurrency=4, **options)
-    return actor.remote(spec, uuid.uuid4().hex[:8]), False
+    return actor.remote(spec, uuid.uuid4().hex[:8])
 
 
 def dismiss(supervisor: Any) -> None:

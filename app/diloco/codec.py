@@ -1,11 +1,10 @@
-"""Codecs by name, and what else is asked of a vector that crosses the network: that it is finite, and its digest."""
+"""Codecs by name, and the digest of a vector that crosses the network."""
 
 from __future__ import annotations
 
 import hashlib
 from functools import cache
 
-import torch
 from torch import Tensor
 
 from app.diloco.codecs.base import Codec, as_fp32
@@ -13,7 +12,7 @@ from app.diloco.codecs.blocks import BLOCK_CODECS, BlockCodec
 from app.diloco.codecs.floats import Bf16, Fp32
 from app.diloco.settings import CODECS
 
-__all__ = ["Codec", "check_finite", "digest", "get_codec"]
+__all__ = ["Codec", "digest", "get_codec"]
 
 
 @cache
@@ -29,12 +28,6 @@ def get_codec(name: str, block: int | None = None) -> Codec:
     if name not in CODECS:
         raise ValueError(f"unknown codec {name!r}, allowed: {', '.join(CODECS)}")
     return Fp32() if name == "fp32" else Bf16()
-
-
-def check_finite(x: Tensor) -> None:
-    """Raise ValueError when `x` holds NaN or Inf."""
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError(f"{int((~torch.isfinite(x)).sum())} of {x.numel()} elements are NaN or Inf")
 
 
 def digest(x: Tensor) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from app.diloco.job import MergeJob, MergeResult, decode_contribution
 from app.diloco.merge import norm
-from app.diloco.messages import Contribution, Hello, Report, Welcome
+from app.diloco.messages import NO_PAYLOAD, Contribution, Hello, Report, Welcome
 
 # ---- events
 
@@ -55,10 +55,11 @@ class Arrived:
     def of(cls, contribution: Contribution, numel: int, block: int) -> Arrived:
         """The event for a contribution to a fragment of `numel` elements: its d decoded and measured.
 
-        `block` is the run's block size of blockwise codecs.
+        `block` is the run's block size of blockwise codecs. The event does not hold the payload: that is memory which
+        another process shares, and a round may keep its answers for long.
         """
         delta = decode_contribution(contribution, numel, block)
-        return cls(contribution, delta, 0.0 if delta is None else norm(delta))
+        return cls(replace(contribution, payload=NO_PAYLOAD), delta, 0.0 if delta is None else norm(delta))
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ class Held:
 
     version: int
     base: torch.Tensor
+    clock: int = 0
+    """Global clock t at which `version` was made."""
     c_steps: int = 0
     c_tokens: int = 0
     captures: list[Capture] = field(default_factory=list)

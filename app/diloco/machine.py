@@ -60,6 +60,7 @@ class Machine:
         """Fragment → (version, time its round closed), until a learner has received it."""
         self.last_contributors = 0
         self.skipped_slots = 0
+        """Times at which a fragment was due and no round was opened, under this epoch; each merge's event tells."""
         self.refusals: Counter[Refusal] = Counter()
 
         self.finishing: Finish | None = None

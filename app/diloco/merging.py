@@ -173,6 +173,7 @@ def _merge_fields(machine: Machine, round_: Round, result: MergeResult, now: flo
         "contains": [asdict(contained) for contained in result.contains],
         "tokens": machine.books.tokens,
         "final": round_.final,
+        "skipped_slots": machine.skipped_slots,
     }
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 Payload = npt.NDArray[np.uint8]
+NO_PAYLOAD: Payload = np.empty(0, np.uint8)
+"""Stands where a payload was that has been decoded."""
 
 
 class Refusal(Enum):

@@ -55,7 +55,7 @@ class Replica:
             if digest(theta_hat) != offer.digest:
                 raise ValueError(f"fragment {offer.fragment} arrived damaged in the welcome")
             scatter_(layout.fragments[offer.fragment], theta_hat, parameters)
-            self.fragments.append(Held(offer.version, theta_hat, feedback=feedback_for(settings)))
+            self.fragments.append(Held(offer.version, theta_hat, offer.clock, feedback=feedback_for(settings)))
 
     @contextmanager
     def writing(self, tokens: int) -> Iterator[None]:
@@ -215,7 +215,7 @@ class Replica:
             case _:
                 held.restart(offer, 0.0)
         scatter_(fragment, value, self._parameters)
-        held.version, held.base = offer.version, received.theta_hat
+        held.version, held.base, held.clock = offer.version, received.theta_hat, offer.clock
         self.clock = max(self.clock, offer.clock)
 
 

@@ -11,11 +11,13 @@ import os
 import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from app.config import DataConfig
+from app.config import ConfigError, DataConfig
+from app.learning.hub import hub_missing
 
 PRUNED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 ROW_READERS = {".jsonl": "json", ".parquet": "parquet"}
@@ -47,22 +49,26 @@ class CorpusFacts:
 def read(config: DataConfig) -> list[Document]:
     """Read the whole corpus, in an order that only depends on names, cut after `max_bytes` bytes of UTF-8.
 
-    Raises FileNotFoundError when `path` does not exist, ConnectionError when the hub cannot be reached, and
-    ValueError when there is no text or the text field is missing. Each message is one line.
+    Raises ConfigError when it cannot be read or reached, when there is no text in it or the text field is missing.
     """
     readers = {"stdlib": _stdlib_documents, "files": _file_documents, "hub": _hub_documents}
-    documents = [d for d in _limited(readers[config.source](config), config.max_bytes) if d.text]
+    with _reading(config):
+        documents = [d for d in _limited(readers[config.source](config), config.max_bytes) if d.text]
     if not documents:
-        raise ValueError(f"data.source={config.source}: the corpus has no text")
+        raise ConfigError(*place_of(config), "there is no text in it")
     return documents
 
 
 def source_stamp(config: DataConfig) -> dict[str, Any]:
-    """Return what identifies the source without reading it: names, sizes and times of files, Python's version."""
+    """Return what identifies the source without reading it: names, sizes and times of files, Python's version.
+
+    Raises ConfigError when it can't be told.
+    """
     if config.source == "stdlib":
         return {"python": platform.python_version()}
     if config.source == "files":
-        return {"files": [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in corpus_files(config)]}
+        with _reading(config):
+            return {"files": [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in corpus_files(config)]}
     return {"hub": [config.hub_name, config.hub_config, config.split]}
 
 
@@ -100,10 +106,10 @@ def corpus_files(config: DataConfig) -> list[Path]:
     """Return the files of `data.path`: itself, or all of a folder that end in .txt, .jsonl or .parquet, sorted."""
     root = _root(config)
     if not root.exists():
-        raise FileNotFoundError(f"data.path={config.path}: no such file or folder")
+        raise ConfigError("data.path", config.path, "no such file or folder")
     found = sorted(p for p in root.rglob("*") if p.suffix in SUFFIXES) if root.is_dir() else [root]
     if not found or found[0].suffix not in SUFFIXES:
-        raise ValueError(f"data.path={config.path}: no {', '.join(SUFFIXES)} file there")
+        raise ConfigError("data.path", config.path, f"no {', '.join(SUFFIXES)} file there")
     return found
 
 
@@ -125,7 +131,7 @@ def _file_documents(config: DataConfig) -> Iterator[Document]:
             yield Document(name, _text_of(path))
         else:
             rows = _local_rows(path)
-            yield from _row_documents(rows, config.text_field, name, f"data.path={path}")
+            yield from _row_documents(rows, config.text_field, name, ("data.path", str(path)))
 
 
 def _local_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -134,32 +140,40 @@ def _local_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         reader = ROW_READERS[path.suffix]
         yield from datasets.load_dataset(reader, data_files=str(path), split="train", streaming=True)
-    except (ValueError, RuntimeError) as error:  # what Arrow and datasets raise on a damaged file
-        raise ValueError(f"data.path={path}: cannot be read ({_one_line(error)})") from error
+    except (ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:  # a damaged file
+        raise ConfigError("data.path", path, f"cannot be read ({_one_line(error)})") from error
 
 
 def _hub_documents(config: DataConfig) -> Iterator[Document]:
-    where = f"data.hub_name={config.hub_name}"
-    yield from _row_documents(_hub_rows(config, where), config.text_field, str(config.hub_name), where)
+    rows = _hub_rows(config)
+    yield from _row_documents(rows, config.text_field, str(config.hub_name), place_of(config))
 
 
-def _hub_rows(config: DataConfig, where: str) -> Iterator[dict[str, Any]]:
+def _hub_rows(config: DataConfig) -> Iterator[dict[str, Any]]:
+    """Rows as the hub sends them; where it can't be reached, those that an earlier use has left in the local cache."""
+    missing = hub_missing(str(config.hub_name))
     import datasets
 
+    streaming = missing is None
     try:
-        yield from datasets.load_dataset(config.hub_name, config.hub_config, split=config.split, streaming=True)
-    except OSError as error:
-        raise ConnectionError(f"{where}: cannot be reached ({_one_line(error)})") from error
-    except (ValueError, RuntimeError) as error:  # unknown configuration or split, damaged files
-        raise ValueError(f"{where}: cannot be read ({_one_line(error)})") from error
+        yield from datasets.load_dataset(config.hub_name, config.hub_config, split=config.split, streaming=streaming)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        why = (
+            f"it can't be loaded from the local cache, and {missing}"
+            if missing
+            else f"cannot be read ({_one_line(error)})"
+        )
+        raise ConfigError("data.hub_name", config.hub_name, why) from error
 
 
-def _row_documents(rows: Iterable[dict[str, Any]], field: str, name: str, where: str) -> Iterator[Document]:
+def _row_documents(
+    rows: Iterable[dict[str, Any]], field: str, name: str, place: tuple[str, str | None]
+) -> Iterator[Document]:
     """Yield one document a row. A row's name holds a hash of its text, so equal rows stay on one side of the split."""
     for row in rows:
         text = row.get(field)
         if not isinstance(text, str):
-            raise ValueError(f"{where}: no text in the field {field!r} (fields: {', '.join(sorted(row))})")
+            raise ConfigError(*place, f"no text in the field {field!r} (fields: {', '.join(sorted(row))})")
         yield Document(f"{name}:{hashlib.sha256(text.encode()).hexdigest()}", text)
 
 
@@ -172,6 +186,20 @@ def _limited(documents: Iterable[Document], max_bytes: int | None) -> Iterator[D
         if left is not None:
             left -= len(data)
         yield document
+
+
+def place_of(config: DataConfig) -> tuple[str, str | None]:
+    """The key that says where the text is, and its value."""
+    places = {"files": ("data.path", config.path), "hub": ("data.hub_name", config.hub_name)}
+    return places.get(config.source, ("data.source", config.source))
+
+
+@contextmanager
+def _reading(config: DataConfig) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(*place_of(config), f"cannot be read ({_one_line(error)})") from error
 
 
 def _root(config: DataConfig) -> Path:

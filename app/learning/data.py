@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from app.config import DataConfig
+from app.config import ConfigError, DataConfig
 from app.learning import corpus, tokenizer
 from app.learning.reference import gzip_bits_per_byte
 from app.learning.rows import TokenRows
@@ -70,8 +70,8 @@ class PreparedData:
 def prepare(config: DataConfig, out_dir: Path) -> PreparedData:
     """Tokenise, pack and save the corpus of `config` to `out_dir`, unless it is there already; return it opened.
 
-    Raises what `corpus.read` and `tokenizer.build` raise, and ValueError when a side of the split is too small for
-    one row of `seq_len` tokens.
+    Raises ConfigError when the text or the tokenizer can't be used, or when a side of the split is too small for one
+    row of `seq_len` tokens, and OSError when `out_dir` can't be written.
     """
     fingerprint = _fingerprint(config)
     found = _read_manifest(out_dir)
@@ -118,7 +118,7 @@ def _build(config: DataConfig, out_dir: Path, fingerprint: str) -> Manifest:
     for name, side in (("train", train), ("heldout", heldout)):
         packed[name] = _packed(config, tokens, [d.text for d in side])
         if len(packed[name]) == 0:
-            raise ValueError(f"data.seq_len={config.seq_len}: the {name} text is shorter than one sample")
+            raise ConfigError("data.seq_len", config.seq_len, f"the {name} text is shorter than one sample")
         TokenRows.save(packed[name], out_dir / name)
     tokens.save_pretrained(str(out_dir / "tokenizer"))
     sizes = tokenizer.token_bytes(tokens)

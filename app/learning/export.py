@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from app.learning.model import positions_of
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -44,8 +46,8 @@ def generate_sample(
     a longer prompt loses its beginning. Samples at temperature 0.8 among the
     40 likeliest tokens: at this size the plain distribution wanders off and the likeliest token repeats itself.
     """
-    limit = model.config.max_position_embeddings
     prompt_ids = tokenizer(prompt).input_ids or [tokenizer.eos_token_id]
+    limit = positions_of(model) or len(prompt_ids) + tokens
     ids = torch.tensor([prompt_ids[-(limit - 1) :]], device=model.device)
     was_training = model.training
     model.eval()

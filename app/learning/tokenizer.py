@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from app.config import ConfigError
+from app.learning.hub import hub_missing
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
@@ -41,21 +44,23 @@ TokenIds = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 def build(spec: str, texts: Sequence[str], vocab: int) -> PreTrainedTokenizerFast:
     """Return the tokenizer that `spec` names: "train" on `texts`, "bytes", or a folder or name for AutoTokenizer.
 
-    `vocab` counts the end-of-text token and is for "train" alone. Raises ValueError when `vocab` cannot hold all
+    `vocab` counts the end-of-text token and is for "train" alone. Raises ConfigError when `vocab` cannot hold all
     bytes, when the tokenizer cannot be loaded, or when it has no end-of-text token.
     """
     if spec == "train":
         return _wrapped(_train_bpe(texts, vocab))
     if spec == "bytes":
         return _wrapped(_bytes_tokenizer())
+    missing = hub_missing(spec)
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(spec)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"data.tokenizer={spec}: cannot be loaded ({' '.join(str(error).split())})") from error
+    except Exception as error:  # whatever a damaged file or a missing package raises there
+        why = f"it can't be loaded from the local cache, and {missing}" if missing else f"cannot be loaded ({error})"
+        raise ConfigError("data.tokenizer", spec, why) from error
     if tokenizer.eos_token_id is None or not tokenizer.is_fast:
-        raise ValueError(f"data.tokenizer={spec}: needs an end-of-text token and a tokenizer.json")
+        raise ConfigError("data.tokenizer", spec, "an end-of-text token and a tokenizer.json are needed")
     return tokenizer
 
 
@@ -120,7 +125,7 @@ def _train_bpe(texts: Sequence[str], vocab: int) -> Tokenizer:
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab <= len(alphabet):
-        raise ValueError(f"data.vocab={vocab}: a trained tokenizer needs at least {len(alphabet) + 1}")
+        raise ConfigError("data.vocab", vocab, f"a trained tokenizer needs at least {len(alphabet) + 1}")
     stride = max(1, sum(map(len, texts)) // TRAINING_BYTES)
     words_of = re.compile(WORDS).findall
     counts: Counter[str] = Counter()

@@ -17,6 +17,8 @@ from app.run.storage import Store, open_store
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 RUN = "run.json"
+IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Set by Ray for whatever `ray job submit` runs."""
 
 _FIXED = ("model", "data", "diloco.fragments", "run.seed")
 """Sections and keys that the checkpoint is built on."""
@@ -79,8 +81,16 @@ class RunFolder:
         self.store.write(CONFIG, as_yaml(config).encode())
         self.checkpoints.write(RUN, json.dumps({"run_id": self.run_id}).encode())
 
+    def kept(self) -> Config:
+        """The configuration that was written down: the one of the run that lives in it, if there is one."""
+        return from_yaml(self.store.read(CONFIG).decode())
+
     def __truediv__(self, name: str) -> str:
         return f"{self.location.rstrip('/')}/{name}"
+
+
+def _is_absolute(location: str) -> bool:
+    return "://" in location or Path(location).expanduser().is_absolute()
 
 
 def local_path(location: str) -> Path | None:
@@ -96,8 +106,10 @@ def open_folder(config: Config) -> RunFolder:
 
     Raises:
         ConfigError: another driver runs in it; it holds a checkpoint and `run.resume` is never; it was started with
-            settings that can't change; it can't be made.
+            settings that can't change; it can't be made; it is relative, in a Ray job, which would lose it.
     """
+    if IN_JOB in os.environ and not _is_absolute(config.run.path):
+        raise ConfigError("run.dir", config.run.path, "in a Ray job an absolute path or a file:// URL is needed")
     path = local_path(config.run.path)
     lock = _locked(config, path) if path is not None else None
     location = str(path) if path is not None else config.run.path

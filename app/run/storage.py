@@ -6,7 +6,9 @@ are relative, with forward slashes. `OSError` passes through: callers decide wha
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import uuid
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -17,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from typing_extensions import override
 
 _TEMPORARY = ".partial"
+_OWN = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(_TEMPORARY)}")
 
 
 class Store(ABC):
@@ -63,6 +66,13 @@ def open_store(location: str) -> Store:
     if url.scheme == "file":
         return LocalStore(Path(unquote(url.path)))
     return RemoteStore(location)
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove what writers that were killed have left half written under a local folder. Nobody may be writing there."""
+    for path in folder.rglob(f".*{_TEMPORARY}"):
+        if _OWN.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 class LocalStore(Store):
@@ -171,7 +181,10 @@ class RemoteStore(Store):
 
 def _write_temporary(target: Path, data: bytes) -> Path:
     """Data in a new file beside `target`, on the disk; nothing is left when that fails."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:  # a file stands where the folder should be: not that `target` is taken
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target.parent)) from error
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}{_TEMPORARY}")
     try:
         with open(temporary, "xb") as file:

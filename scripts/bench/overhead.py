@@ -39,7 +39,7 @@ import torch
 from actors.driver import prepare_run
 from actors.learner import LearnerStatus
 from actors.spec import SYNCER, RunSpec
-from actors.start import start_local_ray, start_or_attach
+from actors.start import start_local_ray, start_supervisor
 from app.config import Config, load
 from app.learning import data as prepared
 from app.learning.blocks import Permutation
@@ -156,7 +156,7 @@ def start_learner(spec: RunSpec) -> Runner:
     """A run with one learner on a Ray of its own."""
     start_local_ray(spec.config, spec.namespace)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ray.init sets one of its own
-    start_or_attach(spec)
+    start_supervisor(spec)
     learner = find(LEARNER, spec)
     pid = ray.get(learner.pid.remote(), timeout=START_S)
 

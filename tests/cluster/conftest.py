@@ -1,7 +1,11 @@
-"""One real local Ray for each module of tests."""
+"""One real local Ray for each module of tests, and runs on it that are ended with their test."""
+
+import contextlib
 
 import pytest
 import ray
+
+from tests.cluster.harness import LiveRun
 
 
 @pytest.fixture(scope="module")
@@ -17,3 +21,16 @@ def cluster(tmp_path_factory):
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture
+def start(cluster, tmp_path):
+    """Starts a run with two learners in the test's own folder."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(*overrides):
+            run = LiveRun(tmp_path / "run", ["learners=2", *overrides])
+            stack.callback(run.close)
+            return run
+
+        yield begin

@@ -13,22 +13,17 @@ from ray.exceptions import RayError
 
 from actors.driver import prepare_run
 from actors.spec import EVALUATOR, LEDGER, SUPERVISOR, SYNCER, RunSpec
-from actors.start import dismiss, find_supervisor, start_or_attach, status_of, wait_until_left
+from actors.start import attach, dismiss, find_supervisor, start_supervisor, status_of, wait_until_left
 from app.config import load
 from app.run import tape
 from app.run.folder import open_folder
+from tests.small import SMALL
 
 T = TypeVar("T")
 
 TINY = [
-    "model=micro",
-    "data.tokenizer=bytes",
-    "data.max_bytes=60000",
-    "data.heldout_share=0.2",
-    "data.seq_len=32",
-    "data.block_samples=32",
+    *SMALL,
     "data.eval_samples=4",
-    "train.batch_size=2",
     "train.warmup_tokens=100",
     "train.tokens=1000000000",
     "eval.every_tokens=1000000000",
@@ -38,7 +33,6 @@ TINY = [
     "supervisor.sample_every_s=0.5",
     "supervisor.linger_s=2",
     # a tiny model steps in milliseconds: rounds a few times a second, so that two cores can keep up
-    "diloco.fragments=2",
     "diloco.sync_interval=100",
     "diloco.overlap_steps=20",
 ]
@@ -62,7 +56,7 @@ class LiveRun:
         self.config = load([*TINY, f"run.dir={folder}", *overrides])
         self.folder = open_folder(self.config)
         self.spec: RunSpec = prepare_run(self.config, self.folder)
-        self.supervisor, self.attached = start_or_attach(self.spec)
+        self.supervisor = attach(self.spec.run_id) or start_supervisor(self.spec)
 
     def actor(self, name: str) -> Any:
         return ray.get_actor(name, namespace=self.spec.namespace)

@@ -14,6 +14,7 @@ import ray
 
 from actors.ledger import STATE
 from actors.spec import LEDGER, SUPERVISOR, SYNCER
+from actors.waiting import unplaced
 from tests.cluster.harness import LiveRun, kill, wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -29,6 +30,10 @@ def run(cluster, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _training(run):
     run.wait_training()
+
+
+def test_a_run_with_a_place_for_everybody_waits_for_none(run):
+    assert unplaced(run.spec) == []
 
 
 def test_a_killed_learner_comes_back_under_a_new_incarnation_and_merges_go_on(run):

@@ -13,25 +13,12 @@ import pytest
 
 from actors.spec import SYNCER
 from tests.cluster.audit import assert_no_work_counts_twice, merged_tokens
-from tests.cluster.harness import LiveRun, wait_for
+from tests.cluster.harness import wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
 FROZEN_S = 20.0
 STUTTERS = 12
-
-
-@pytest.fixture
-def start(cluster, tmp_path):
-    with contextlib.ExitStack() as stack:
-
-        def begin(*overrides):
-            run = LiveRun(tmp_path / "run", ["learners=2", *overrides])
-            stack.callback(run.close)
-            run.wait_training()
-            return run
-
-        yield begin
 
 
 def freeze(run):
@@ -82,6 +69,7 @@ def watch_merges_go_on(run, until):
 
 def test_frozen_for_less_than_its_deadline_the_same_process_goes_on_and_is_merged_again(start):
     run = start("diloco.hang_min_s=60", "diloco.overlap_steps=45")
+    run.wait_training()
     frozen, stopped, tokens = freeze(run)
     try:
         silent_since = time.time()
@@ -105,6 +93,7 @@ def test_frozen_for_less_than_its_deadline_the_same_process_goes_on_and_is_merge
 
 def test_frozen_for_longer_than_its_deadline_it_is_replaced_and_its_past_is_over(start):
     run = start()
+    run.wait_training()
     frozen, stopped, tokens = freeze(run)
     watch_merges_go_on(run, stopped + FROZEN_S)
     back = wait_for(

@@ -1,6 +1,5 @@
 """The supervisor is killed at the moments when it holds a run's fate: starting, ending, lingering."""
 
-import contextlib
 import json
 
 import psutil
@@ -8,21 +7,9 @@ import pytest
 
 from actors.spec import SUPERVISOR
 from tests.cluster.audit import processes, remains
-from tests.cluster.harness import LiveRun, kill, wait_for
+from tests.cluster.harness import kill, wait_for
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-def start(cluster, tmp_path):
-    with contextlib.ExitStack() as stack:
-
-        def begin(*overrides):
-            run = LiveRun(tmp_path / "run", ["learners=2", *overrides])
-            stack.callback(run.close)
-            return run
-
-        yield begin
 
 
 def kill_supervisor(run):

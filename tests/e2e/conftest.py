@@ -13,19 +13,13 @@ import psutil
 import pytest
 
 from tests.cluster.harness import wait_for
+from tests.small import SMALL
 
 ROOT = Path(__file__).parents[2]
-SMALL = [
-    "model=micro",
-    "data.tokenizer=bytes",
-    "data.max_bytes=60000",
-    "data.heldout_share=0.2",
-    "data.seq_len=32",
-    "data.block_samples=32",
-    "train.batch_size=2",
+TWO = [
+    *SMALL,
     "train.warmup_tokens=1000",
     "eval.sample_tokens=8",
-    "diloco.fragments=2",
     "diloco.sync_interval=40",
     "diloco.overlap_steps=4",
     "learners=2",
@@ -40,7 +34,7 @@ class Command:
         self.log = folder.parent / f"{folder.name}.{len(list(folder.parent.glob('*.log')))}.log"
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "app.train", *SMALL, f"run.dir={folder}", *overrides],
+                [sys.executable, "-m", "app.train", *TWO, f"run.dir={folder}", *overrides],
                 cwd=ROOT,
                 env={**{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}, **(env or {})},
                 stdout=out,
@@ -107,10 +101,13 @@ def command(tmp_path):
 @pytest.fixture(scope="session")
 def completed(tmp_path_factory):
     """A run that has ended with a model; to look at, not to change."""
-    run = Command(tmp_path_factory.mktemp("completed") / "run", "train.tokens=60000", "tracking=wandb")
-    assert run.wait() == 0, run.output
-    yield run
-    run.end()
+    folder = tmp_path_factory.mktemp("completed") / "run"
+    run = Command(folder, "train.tokens=60000", "tracking=wandb", f"run.dir={folder.as_uri()}")
+    try:
+        assert run.wait() == 0, run.output
+        yield run
+    finally:
+        run.end()
 
 
 @pytest.fixture

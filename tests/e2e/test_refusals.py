@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+from ray.cluster_utils import Cluster
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -29,7 +30,7 @@ def test_one_line_and_exit_2(command, overrides, parts):
     assert "starting Ray" not in refused.output
 
 
-@pytest.mark.parametrize("override", ["pools.gpus_per_learner=64", "pools.label_selector={zone: nowhere}"])
+@pytest.mark.parametrize("override", ["pools.local.gpus_per_learner=64", "pools.local.label_selector={zone: nowhere}"])
 def test_what_this_machine_can_never_place_is_refused(command, override):
     refused = command(override)
     assert refused.wait() == 2, refused.output
@@ -46,3 +47,17 @@ def test_an_address_where_nobody_listens_is_refused(command):
     refused = command(env={"RAY_ADDRESS": address})
     assert refused.wait() == 2, refused.output
     assert refused.output.splitlines()[-1].startswith(f"error: RAY_ADDRESS={address}")
+
+
+def test_several_nodes_need_a_folder_that_all_of_them_see(command):
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        refused = command(env={"RAY_ADDRESS": cluster.address})
+        assert refused.wait() == 2, refused.output
+    finally:
+        cluster.shutdown()
+    last = refused.output.splitlines()[-1]
+    assert last.startswith(f"error: run.dir={refused.folder} is refused: the cluster has 2 nodes")
+    assert "run.shared_dir=true" in last
+    assert not list(refused.folder.glob("checkpoints/*"))

@@ -67,12 +67,19 @@ def test_sigterm_checkpoints_and_the_same_command_goes_on(command):
     assert summary["work"]["processed"] == summary["work"]["merged"] + sum(summary["work"]["discarded"].values())
 
 
-def test_ctrl_c_exits_130(command):
-    first = command("train.tokens=1000000000")
+def test_a_silent_supervisor_is_restarted_by_the_driver_and_ctrl_c_exits_130(command):
+    first = command("train.tokens=1000000000", "supervisor.silent_s=8")
     first.wait_merges(2)
+    (silent,) = processes("Supervisor", root=first.process.pid)
+    silent.suspend()
+    wait_for("another one is there", lambda: [p for p in processes("Supervisor", first.process.pid) if p != silent])
+    first.wait_merges(len(first.events("merge")) + 2)
     first.process.send_signal(signal.SIGINT)
     assert first.wait() == 130, first.output
     assert first.summary()["status"] == "stopped"
+    assert not silent.is_running()
+    assert first.output.count("the supervisor does not answer") == 1
+    assert {event["incarnation"] for event in first.events("join")} == {1}  # the others never noticed
 
 
 def test_a_second_ctrl_c_leaves_at_once_and_takes_all_processes_along(command):
@@ -117,9 +124,14 @@ def test_on_a_cluster_started_apart_the_run_outlives_its_driver_and_is_attached_
     first.process.wait()
     joins = len(first.events("join"))
 
-    second = command("train.tokens=1000000000", "run.resume=auto", env=env)
+    others = ("train.tokens=2000000000", "learners=3", "diloco.min_quorum=2", "run.resume=auto")  # for another start
+    second = command(*others, env=env)
     wait_for("the second driver attaches", lambda: "attached to the living run" in second.output, 100.0)
+    wait_for("it shows the run as it is", lambda: "of 1,000,000,000 tokens" in second.output)
     second.wait_merges(len(second.events("merge")) + 4)
+    assert "quorum 1" in second.output
+    assert "learner-1:" in second.output
+    assert "learner-2" not in second.output
     second.process.send_signal(signal.SIGTERM)
     assert second.wait(100) == 143, second.output
     assert len(second.events("join")) == joins + len(second.events("fault"))  # the same learners go on

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.cluster.harness import wait_for
-from tests.e2e.conftest import ROOT, SMALL
+from tests.e2e.conftest import ROOT, TWO
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -49,7 +49,7 @@ def train(repository, *arguments):
 
 
 def test_it_trains_a_model(repository):
-    code, out, err = train(repository, *SMALL, "train.tokens=30000", "run.name=small")
+    code, out, err = train(repository, *TWO, "train.tokens=30000", "run.name=small")
     assert code == 0, err
     folder = repository / "runs" / "small"  # relative paths start at the root of the repository
     assert str(folder) in out
@@ -76,7 +76,7 @@ def test_a_wrong_key_is_one_line_and_exit_code_2(repository):
 
 
 def test_a_signal_to_the_script_reaches_the_run_and_its_exit_code_comes_back(repository):
-    process = start(repository, *SMALL, "train.tokens=1000000000", "run.name=stopped")
+    process = start(repository, *TWO, "train.tokens=1000000000", "run.name=stopped")
     tape = repository / "runs" / "stopped" / "events.jsonl"
     wait_for("a merge", lambda: tape.exists() and '"kind": "merge"' in tape.read_text(), 150.0)
     family = psutil.Process(process.pid).children(recursive=True)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.diloco.codec import check_finite, digest, get_codec
+from app.diloco.codec import digest, get_codec
 from app.diloco.settings import CODECS
 
 SIZES = [0, 1, 2, 7, 1009]
@@ -108,21 +108,12 @@ def test_unknown_codec_names_the_allowed_ones() -> None:
         get_codec("zip", BLOCK)
 
 
-def test_check_finite() -> None:
-    check_finite(torch.tensor([3.4e38, -1e-45, 0.0]))
-    check_finite(torch.zeros(0))
-    for bad in (float("nan"), float("inf"), -float("inf")):
-        with pytest.raises(ValueError, match="1 of 3"):
-            check_finite(torch.tensor([0.0, bad, 1.0]))
-
-
 @pytest.mark.parametrize("name", CODECS)
 def test_garbage_in_a_payload_is_found_after_decoding(name: str) -> None:
     codec = get_codec(name, BLOCK)
     payload = codec.encode(vector(8))
     payload[:8] = 0xFF
-    with pytest.raises(ValueError, match="NaN or Inf"):
-        check_finite(codec.decode(payload, 8))
+    assert not codec.decode(payload, 8).isfinite().all()
 
 
 def test_digest_is_that_of_the_bytes() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.diloco.codec import check_finite, get_codec
+from app.diloco.codec import get_codec
 from app.diloco.codecs.blocks import BLOCK_CODECS, BlockCodec
 from app.diloco.settings import CODEC_BLOCKS
 
@@ -191,8 +191,6 @@ def test_nan_and_inf_are_found_after_decoding_and_spoil_their_block_alone(name: 
         x = torch.ones(41)
         x[at] = bad
         decoded = codec.decode(codec.encode(x), 41)
-        with pytest.raises(ValueError, match="NaN or Inf"):
-            check_finite(decoded)
         block = torch.arange(41) // 16 == at // 16
         assert bool(decoded[block].isnan().all())
         assert decoded[~block].tolist() == pytest.approx([1.0] * int((~block).sum()), rel=0.01)
@@ -213,7 +211,7 @@ def test_the_largest_numbers_stay_finite(name: str) -> None:
     codec = get_codec(name, 16)
     x = torch.tensor([HUGE, -HUGE, 3e38, 1e38, 0.0])
     decoded = codec.decode(codec.encode(x), 5)
-    check_finite(decoded)
+    assert bool(decoded.isfinite().all())
     assert decoded[:2].tolist() == pytest.approx([HUGE, -HUGE], rel=0.01)
 
 

@@ -1,11 +1,12 @@
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
 import pytest
 
-from app.config import DataConfig
+from app.config import ConfigError, DataConfig
 from app.learning import corpus
 from app.learning.corpus import Document
 
@@ -61,28 +62,38 @@ def test_max_bytes_never_leaves_half_a_character(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "says"),
+    ("make", "says"),
     [
-        (lambda p: p / "none", FileNotFoundError, "data.path"),
-        (lambda p: p, ValueError, ".jsonl"),  # a folder with nothing to read
-        (lambda p: _written(p / "a.txt", ""), ValueError, "no text"),
-        (lambda p: _written(p / "a.jsonl", '{"body": "x"}\n'), ValueError, "fields: body"),
-        (lambda p: _written(p / "a.jsonl", '{"text": 3}\n'), ValueError, "no text in the field 'text'"),
-        (lambda p: _written(p / "a.jsonl", '{"text": "x"\n'), ValueError, "cannot be read"),
-        (lambda p: _written(p / "a.parquet", "not parquet"), ValueError, "cannot be read"),
+        (lambda p: p / "none", "no such file"),
+        (lambda p: p, ".jsonl"),  # a folder with nothing to read
+        (lambda p: _written(p / "a.txt", ""), "no text"),
+        (lambda p: _written(p / "a.jsonl", '{"body": "x"}\n'), "fields: body"),
+        (lambda p: _written(p / "a.jsonl", '{"text": 3}\n'), "no text in the field 'text'"),
+        (lambda p: _written(p / "a.jsonl", '{"text": "x"\n'), "cannot be read"),
+        (lambda p: _written(p / "a.parquet", "not parquet"), "cannot be read"),
     ],
 )
-def test_what_cannot_be_read_is_one_clear_line(tmp_path, make, error, says):
-    with pytest.raises(error) as caught:
+def test_what_cannot_be_read_is_one_clear_line(tmp_path, make, says):
+    with pytest.raises(ConfigError) as caught:
         corpus.read(files(make(tmp_path)))
+    assert caught.value.key == "data.path"
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_hub_that_cannot_be_reached_is_named(monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConnectionError, match=r"data\.hub_name=nobody/nothing"):
-        corpus.read(DataConfig(source="hub", hub_name="nobody/nothing"))
+def test_a_folder_stands_for_a_data_set_of_the_hub(tmp_path):
+    datasets.Dataset.from_dict({"body": ["one", "two"]}).to_parquet(str(tmp_path / "train.parquet"))
+    hub = DataConfig(source="hub", hub_name=str(tmp_path), text_field="body")
+    assert [d.text for d in corpus.read(hub)] == ["one", "two"]
+    with pytest.raises(ConfigError, match=r"^data\.hub_name=.* cannot be read .*validation"):
+        corpus.read(replace(hub, split="validation"))
+
+
+def test_files_that_may_not_be_read_are_the_fault_of_their_path(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
+    for look in (corpus.read, corpus.source_stamp):
+        with pytest.raises(ConfigError, match=r"^data\.path=.* cannot be read \(.*gone|a\.txt"):
+            look(files(tmp_path))
 
 
 def test_split_holds_out_whole_documents_and_other_documents_never_move_one():

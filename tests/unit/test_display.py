@@ -1,9 +1,19 @@
 """What people see, from plain values."""
 
 import dataclasses
+import fcntl
 import io
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from app.run.display import Display, LearnerRow, RunView, duration, live_view, plain_line
@@ -95,6 +105,61 @@ def test_a_terminal_gets_the_table() -> None:
         display.say("learner-1 was killed [kill]")
     assert "learner-0" in stream.getvalue()
     assert "learner-1 was killed [kill]" in stream.getvalue()
+
+
+SHOW = """
+import dataclasses, sys
+from app.run.display import Display
+from tests.unit.test_display import VIEW
+with Display(sys.stdout, 5.0) as display:
+    for line in sys.stdin:
+        display.say(f"say {line.strip()}")
+        display.show(dataclasses.replace(VIEW, merges=int(line)))
+"""
+
+
+def test_the_table_lives_on_a_real_terminal_that_changes_its_size() -> None:
+    """Drawn in place: each frame fits the width that the terminal has then."""
+    master, slave = pty.openpty()
+    size(slave, 80)
+    env = {**os.environ, "TERM": "xterm-256color"} | {"COLUMNS": "", "LINES": ""}
+    child = subprocess.Popen([sys.executable, "-c", SHOW], stdin=subprocess.PIPE, stdout=slave, env=env)
+    frames = []
+    for merges, columns in ((101, 80), (102, 40), (103, 120), (104, 80)):
+        size(slave, columns)
+        assert child.stdin is not None
+        child.stdin.write(f"{merges}\n".encode())
+        child.stdin.flush()
+        frames.append((read_until(master, f"merges {merges}", "tokens/s  1:01" if columns >= 80 else ""), columns))
+    child.stdin.close()
+    assert child.wait(30) == 0
+    os.close(slave)
+    os.close(master)
+    for text, columns in frames:
+        lines = re.split(r"[\r\n]+", ESCAPES.sub("", text))
+        assert [line for line in lines if cell_len(line) > columns] == []
+        assert any(line.startswith("say 10") for line in lines)
+        if columns >= 80:  # the words are whole; drawn once by `say` and once by `show`
+            assert sum(line.strip().startswith("learner-1 ") for line in lines) in (1, 2)
+    assert frames[1][0].count("\x1b[1A") >= 5  # goes up over the frame before
+
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def size(terminal: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+
+
+def read_until(master: int, *parts: str) -> str:
+    """What the terminal gets, up to the end of the frame that has these parts."""
+    text = ""
+    while not all(part in ESCAPES.sub("", text) for part in parts):
+        assert select.select([master], [], [], 30.0)[0], text
+        text += os.read(master, 65536).decode()
+    while select.select([master], [], [], 0.2)[0]:
+        text += os.read(master, 65536).decode()
+    return text
 
 
 def test_the_final_report() -> None:

@@ -49,6 +49,18 @@ def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.
     assert folder.location == str(tmp_path / "runs" / "trial")
 
 
+@pytest.mark.parametrize("override", ["run.name=trial", "run.dir=trial", "run.dir=./trial"])
+def test_a_job_needs_an_absolute_folder(override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    with pytest.raises(ConfigError, match=r"^run\.dir=.*trial is refused: .* absolute path or a file:// URL"):
+        open_folder(load([override]))
+    assert not list(tmp_path.iterdir())
+    for location in (str(tmp_path / "a"), (tmp_path / "b c").as_uri()):
+        assert open_folder(load([f"run.dir='{location}'"])).local.parent == tmp_path
+    assert (tmp_path / "b c").is_dir()
+
+
 def test_a_checkpoint_is_not_overwritten_without_resume(tmp_path: Path) -> None:
     before = with_checkpoint(config_for(tmp_path))
     with pytest.raises(ConfigError, match=r"run\.resume=auto") as refusal:

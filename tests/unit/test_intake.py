@@ -1,6 +1,7 @@
 """What a round takes and what it refuses."""
 
 import math
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from app.diloco.events import (
     Reported,
 )
 from app.diloco.messages import Contribution
+from app.diloco.settings import CODECS
 from tests.unit.tiny import Hand, opened
 
 
@@ -228,3 +230,15 @@ def test_the_work_of_a_dead_incarnation_is_not_held_against_the_next() -> None:
     hand.arrive(given)
     assert hand.refused() == []
     assert hand.protocol.books.balance().discarded == {"died": 20 * hand.protocol.layout.fragments[0].numel}
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_round_keeps_no_payload(codec: str) -> None:
+    """It is a view of shared memory; the answer's values are the syncer's own."""
+    hand = opened(codec_up=codec, codec_block=16, min_quorum=2)
+    given = hand.capture("a", 1)
+    sent = weakref.ref(given.payload)
+    hand.arrive(given)
+    del given
+    assert hand.protocol.rounds[1].answers["a"].delta.numel() == hand.protocol.layout.fragments[1].numel
+    assert sent() is None

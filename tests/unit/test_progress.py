@@ -85,7 +85,7 @@ def status(**fields: Any) -> SupervisorStatus:
 
 
 def test_the_view_of_a_run(tmp_path: Path) -> None:
-    view = Progress(spec(tmp_path)).view(status())
+    view = Progress(spec(tmp_path), attached=False).view(status())
     assert (view.tokens, view.budget, view.merges, view.live, view.quorum) == (320, 1000, 3, 1, 1)
     first, second = view.rows
     assert (first.state, first.step, first.loss, first.last_merge_s) == ("training", 5, 2.0, 1.5)
@@ -94,13 +94,13 @@ def test_the_view_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_run_of_which_nothing_is_known_yet(tmp_path: Path) -> None:
-    view = Progress(spec(tmp_path)).view(status(phase="starting", syncer=None, learners={}))
+    view = Progress(spec(tmp_path), attached=False).view(status(phase="starting", syncer=None, learners={}))
     assert (view.tokens, view.merges, view.live, view.syncer) == (0, 0, 0, "starting")
     assert [row.state for row in view.rows] == ["starting", "starting"]
 
 
 def test_only_a_training_learner_has_a_speed(tmp_path: Path) -> None:
-    progress = Progress(spec(tmp_path))
+    progress = Progress(spec(tmp_path), attached=False)
     (silent, _) = progress.view(status(silent=("learner-0",))).rows
     assert (silent.state, silent.tokens_per_s) == ("silent", 0.0)
     (resting, _) = progress.view(status(learners={"learner-0": learner(state="finished")})).rows
@@ -116,18 +116,22 @@ def test_only_a_training_learner_has_a_speed(tmp_path: Path) -> None:
         ({"syncer_silent_s": 3.0}, "away"),
         ({"syncer": syncer(paused=True)}, "paused"),
         ({"syncer": syncer(finishing="budget")}, "last round"),
-        ({"phase": "ending"}, "evaluating and writing the model"),
+        ({"phase": "ending", "syncer": syncer(ended="budget")}, "evaluating and writing the model"),
+        ({"phase": "ending", "syncer": syncer(ended="SIGTERM")}, "writing the checkpoint"),
+        ({"phase": "ending", "syncer": None}, "writing the checkpoint"),
         ({"phase": "done", "syncer_silent_s": 9.0}, "done"),
     ],
 )
 def test_the_state_of_the_syncer(tmp_path: Path, fields: dict[str, Any], expected: str) -> None:
-    assert Progress(spec(tmp_path)).view(status(**fields)).syncer == expected
+    progress = Progress(spec(tmp_path), attached=False)
+    progress.news(status())
+    assert progress.view(status(**fields)).syncer == expected
 
 
 def test_the_speed_is_that_of_the_last_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
-    progress = Progress(spec(tmp_path))
+    progress = Progress(spec(tmp_path), attached=False)
     speeds = []
     for tokens in (0, 100, 200, 200, 200, 200):
         speeds.append(progress.view(status(syncer=syncer(tokens=tokens))).tokens_per_s)
@@ -139,25 +143,103 @@ def test_the_speed_is_never_negative(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A syncer that came back may know a little less than the one before told."""
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
-    progress = Progress(spec(tmp_path))
+    progress = Progress(spec(tmp_path), attached=False)
     progress.view(status(syncer=syncer(tokens=300)))
     now += 1.0
     assert progress.view(status(syncer=syncer(tokens=250))).tokens_per_s == 0.0
 
 
+def test_on_resume_the_tokens_of_before_are_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    progress = Progress(spec(tmp_path), attached=False)
+    views = []
+    for known in (None, syncer(tokens=800), syncer(tokens=810)):
+        views.append(progress.view(status(syncer=known)))
+        now += 5.0
+    assert [view.tokens_per_s for view in views] == [0.0, 0.0, 2.0]
+    assert [view.eta_s for view in views] == [None, None, 95.0]
+
+
+def test_nobody_is_paused_before_anybody_has_joined(tmp_path: Path) -> None:
+    progress = Progress(spec(tmp_path), attached=False)
+    alone = status(syncer=syncer(paused=True, live=0), learners={"learner-0": learner(incarnation=0)})
+    progress.news(alone)
+    assert progress.view(alone).syncer == "waiting for learners"
+    joined = status(syncer=syncer(paused=True, live=0))
+    progress.news(joined)
+    assert progress.view(joined).syncer == "paused"
+
+
+def tell(run: RunSpec, *events: dict[str, Any]) -> None:
+    with run.tape.open("a") as file:
+        file.writelines(json.dumps({"at": 1.0, **event}) + "\n" for event in events)
+
+
+def join(name: str, incarnation: int) -> dict[str, Any]:
+    return {"kind": "join", "learner": name, "incarnation": incarnation}
+
+
+def test_a_start_on_an_old_tape_is_no_news(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    tell(run, join("learner-0", 1), {"kind": "syncer_started", "epoch": 2})
+    progress = Progress(run, attached=False)
+    tell(
+        run,
+        {"kind": "syncer_started", "epoch": 4},
+        {"kind": "paused", "live": 0},
+        join("learner-0", 2),
+        {"kind": "resumed", "live": 1},
+        join("learner-1", 1),
+    )
+    assert progress.news(status()) == []
+    tell(
+        run,
+        {"kind": "syncer_started", "epoch": 5},
+        {"kind": "paused", "live": 0},
+        join("learner-1", 2),
+        {"kind": "resumed", "live": 2},
+    )
+    assert progress.news(status()) == [
+        "the syncer is back under epoch 5",
+        "merges paused (0 live)",
+        "learner-1 is back as incarnation 2",
+        "merges resumed (2 live)",
+    ]
+
+
+def test_whoever_attaches_knows_that_all_have_started(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    progress = Progress(run, attached=True)
+    progress.news(status())
+    tell(
+        run,
+        {"kind": "paused", "live": 0},
+        {"kind": "syncer_started", "epoch": 3},
+        join("learner-0", 2),
+        join("learner-1", 1),
+    )
+    assert progress.news(status()) == [
+        "merges paused (0 live)",
+        "the syncer is back under epoch 3",
+        "learner-0 is back as incarnation 2",
+    ]
+
+
 def test_news_are_told_once(tmp_path: Path) -> None:
     run = spec(tmp_path)
-    assert Progress(run).news() == []  # no tape yet
+    assert Progress(run, attached=False).news(status()) == []  # no tape yet
     old = [{"kind": "leave", "at": 1.0, "learner": "learner-0", "incarnation": 1, "reason": "died"}]
     run.tape.write_text("".join(json.dumps(event) + "\n" for event in old))
-    progress = Progress(run)
-    assert progress.news() == []  # of before this driver
+    progress = Progress(run, attached=False)
+    assert progress.news(status()) == []  # of before this driver
     new = [
         {"kind": "fault", "at": 2.0, "fault": "kill", "target": "learner-1", "pid": 77},
         {"kind": "fault", "at": 2.0, "fault": "died", "target": "learner-0"},
         {"kind": "merge", "at": 2.1},
         {"kind": "join", "at": 3.0, "learner": "learner-0", "incarnation": 1},
-        {"kind": "join", "at": 3.0, "learner": "learner-1", "incarnation": 2},
+        {"kind": "join", "at": 3.0, "learner": "learner-1", "incarnation": 1},
+        {"kind": "join", "at": 3.5, "learner": "learner-1", "incarnation": 2},
         {"kind": "syncer_started", "at": 4.0, "epoch": 2},
         {"kind": "syncer_started", "at": 5.0, "epoch": 3},
         {"kind": "paused", "at": 6.0, "live": 1},
@@ -165,7 +247,7 @@ def test_news_are_told_once(tmp_path: Path) -> None:
     ]
     with run.tape.open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in new)
-    assert progress.news() == [
+    assert progress.news(status()) == [
         "fault: kill of learner-1 (pid 77)",
         "fault: died of learner-0 (pid ?)",
         "learner-1 is back as incarnation 2",
@@ -173,4 +255,4 @@ def test_news_are_told_once(tmp_path: Path) -> None:
         "merges paused (1 live)",
         "the journal can't be written, merges wait: disk full",
     ]
-    assert progress.news() == []
+    assert progress.news(status()) == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from app.run.storage import LocalStore, RemoteStore, Store, open_store
+from app.run.storage import LocalStore, RemoteStore, Store, open_store, remove_partials
 
 
 @pytest.fixture(params=["local", "file-url", "memory"])
@@ -74,6 +74,10 @@ def test_leftovers_of_a_kill_are_not_listed(tmp_path: Path) -> None:
     assert store.names("") == []
     store.create("journal/1", b"whole")
     assert store.read("journal/1") == b"whole"
+
+    (tmp_path / "journal" / ".mine.partial").touch()
+    remove_partials(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == [".mine.partial", "1"]
 
 
 def _die_before_the_link(root: Path) -> None:
