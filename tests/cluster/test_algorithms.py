@@ -1,5 +1,6 @@
 """The ladder from data parallel to the decoupled algorithm, each on real actors."""
 
+import statistics
 import time
 
 import pytest
@@ -49,6 +50,11 @@ def test_diloco_merges_the_whole_model_of_everybody_while_nobody_steps(start):
     assert all(len(merge["contains"]) == 2 and merge["clock"] % 20 == 0 for merge in merges)
     assert steps_apart(run) == 0  # a fast learner has waited at the slot
     assert summary["tokens_discarded"] == {}
+    samples = [event for event in run.events("learner") if event["step_time"] > 0]
+    paces = [
+        statistics.median(s["step_time"] for s in samples if s["learner"] == name) for name in run.config.learner_ids
+    ]
+    assert paces[1] > 1.2 * paces[0]  # three times as long for half the batch
     fast, slow = merges[0]["contains"]
     assert (fast["c_tokens"], slow["c_tokens"]) == (20 * 2 * 32, 20 * 1 * 32)  # the slow pool has half the batch
     assert fast["weight"] == fast["c_tokens"] ** 2 / fast["c_steps"]
