@@ -98,15 +98,18 @@ class Group:
             self._backend.allreduce([tensor], options).wait()
 
     def spread(self, state: Any, timeout_s: float) -> Any:
-        """The source's `state` (numbers and tensors in dictionaries and lists) on every member, on the CPU.
+        """The source's `state` (numbers and tensors in dictionaries and lists) on every member; from others on the CPU.
 
         Raises GroupBroken.
         """
-        blob = _pack(state) if self._formation.rank == self._formation.source else torch.empty(0, dtype=torch.uint8)
+        is_source = self._formation.rank == self._formation.source
+        blob = _pack(state) if is_source else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([blob.numel()], device=self._device)
         self._broadcast(size, timeout_s)
-        data = blob.to(self._device) if blob.numel() else torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        data = blob.to(self._device) if is_source else torch.empty(int(size), dtype=torch.uint8, device=self._device)
         self._broadcast(data, timeout_s)
+        if is_source:
+            return state
         return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)
 
     def _broadcast(self, tensor: Tensor, timeout_s: float) -> None:

@@ -1,6 +1,7 @@
 """What the driver makes of statuses and events, without a cluster."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from actors.progress import Progress
 from actors.spec import RunSpec
 from actors.supervisor import SupervisorStatus
 from actors.syncer_status import SyncerStatus
-from app.config import Config, DataConfig, TrainConfig
+from app.config import Config, DataConfig, PoolConfig, TrainConfig
 from app.diloco.fragments import TensorSpec, build_layout
 
 
@@ -91,6 +92,16 @@ def test_the_view_of_a_run(tmp_path: Path) -> None:
     assert (first.state, first.step, first.loss, first.last_merge_s) == ("training", 5, 2.0, 1.5)
     assert first.tokens_per_s == 4 * 2 * 8 / 0.5
     assert (second.learner, second.state, second.step, second.loss) == ("learner-1", "starting", 0, None)
+
+
+def test_each_learner_is_shown_with_its_pool_and_its_pools_batch(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    pools = {"fast": PoolConfig(learners=1), "slow": PoolConfig(batch_size=1, accumulation=3)}
+    run = replace(run, config=replace(run.config, pools=pools))
+    both = {name: learner(learner=name) for name in run.config.learner_ids}
+    fast, slow = Progress(run).view(status(learners=both)).rows
+    assert (fast.pool, fast.tokens_per_s) == ("fast", 4 * 2 * 8 / 0.5)
+    assert (slow.pool, slow.tokens_per_s) == ("slow", 1 * 3 * 8 / 0.5)
 
 
 def test_a_run_of_which_nothing_is_known_yet(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from app.diloco.codec import digest
+from app.diloco.fragments import gather
 from app.diloco.replica import Replica
 from app.diloco.settings import DilocoSettings
 from app.diloco.stepped import SteppedFleet, SteppedLearner
@@ -238,3 +239,31 @@ def test_an_offer_is_adopted_tau_steps_after_its_capture() -> None:
         fleet.tick()
         versions.append(fleet.replicas["l0"].fragments[0].version)
     assert versions == [0, 0, 0, 0, 0, 0, 0, 1, 1]
+
+
+def test_with_keep_the_global_model_follows_weights_that_all_share() -> None:
+    """As in data parallel: every learner makes the same steps, the merges change none of them."""
+    dials = {
+        "adopt": "keep",
+        "late": "discard",
+        "merge": "mean",
+        "outer": "sgd",
+        "outer_lr": 1.0,
+        "outer_momentum": 0.0,
+    }
+    fleet, lone = fleet_of(3, guard_z=0.0, **dials), tiny_parameters(0)
+    for learner in fleet._learners.values():
+        learner.inner_step = pull(tiny_parameters(10), 8)
+    for _ in range(40):
+        fleet.tick()
+        for name, tensor in lone.items():
+            tensor += RATE * (tiny_parameters(10)[name] - tensor)
+    for replica in fleet.replicas.values():
+        assert all(torch.equal(tensor, lone[name]) for name, tensor in replica._parameters.items())
+    fleet.finish()
+    layout = fleet.protocol.layout
+    want = torch.cat([gather(fragment, lone) for fragment in layout.fragments]).numpy().astype(np.float64)
+    assert np.linalg.norm(theta_of(fleet) - want) <= 1e-6 * np.linalg.norm(want)
+    balance = fleet.protocol.books.balance()
+    assert balance.exact
+    assert balance.merged == balance.processed
