@@ -17,11 +17,13 @@ import numpy.typing as npt
 import torch
 
 from app.config import Config
+from app.diloco.agenda import Pace
 from app.diloco.fragments import build_layout, gather, scatter_, specs_of
+from app.diloco.process import Body, SteppedLearner
 from app.diloco.protocol import Protocol
 from app.diloco.replica import Replica
 from app.diloco.state import GlobalFragment
-from app.diloco.stepped import SteppedFleet, SteppedLearner
+from app.diloco.stepped import SteppedFleet
 from app.learning.blocks import Permutation
 from app.learning.data import PreparedData, prepare
 from app.learning.evaluate import evaluate
@@ -58,7 +60,7 @@ def train_decoupled(config: Config, data_folder: Path) -> Outcome:
     learners = [_learner(config, data, name, rows) for name in config.learner_ids]
     fleet = SteppedFleet(protocol, learners)
     while protocol.books.tokens < config.train.tokens:
-        fleet.tick()
+        fleet.advance()
     fleet.finish()
     for layout, fragment in zip(protocol.layout.fragments, protocol.fragments, strict=True):
         scatter_(layout, fragment.theta, parameters)
@@ -112,15 +114,22 @@ def _protocol(config: Config, model: torch.nn.Module) -> Protocol:
 
 
 def _learner(config: Config, data: PreparedData, name: str, rows: Iterator[npt.NDArray[np.int64]]) -> SteppedLearner:
-    model = _model(config, data)
-    loop = InnerLoop(model, config.train)
+    def start() -> Body:
+        model = _model(config, data)
+        loop = InnerLoop(model, config.train)
 
-    def inner_step(replica: Replica, tokens: int) -> float:
-        batches = _batches(config, data, next(rows))
-        count = sum(batch.numel() for batch in batches)
-        return loop.step(batches, learning_rate(tokens, config.train), replica.writing(count)).loss
+        def inner_step(replica: Replica, tokens: int) -> float:
+            batches = _batches(config, data, next(rows))
+            count = sum(batch.numel() for batch in batches)
+            lr = learning_rate(tokens, config.train)
+            result = loop.step(batches, lr, replica.writing(count))
+            if result.skipped:
+                replica.skip_step()
+            return result.loss
 
-    return SteppedLearner(name, _trained(model), inner_step)
+        return Body(_trained(model), inner_step)
+
+    return SteppedLearner(name, start, Pace())
 
 
 def _steps_of_rows(config: Config, samples: int) -> Iterator[npt.NDArray[np.int64]]:

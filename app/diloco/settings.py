@@ -21,7 +21,9 @@ class DilocoSettings:
     sync_interval: int = 24
     """H: inner steps between two syncs of the same fragment."""
     overlap_steps: int = 2
-    """τ: inner steps a fragment may be in flight (0 only when learners are stepped in one process)."""
+    """τ: inner steps a fragment may be in flight (0 only with `blocking`)."""
+    blocking: bool = False
+    """Learners wait for a merged fragment when they are τ steps past its slot: the synchronous relatives."""
     min_quorum: int = 1
     """K: fewest learners with work in a merge."""
     grace_safety: float = 0.8

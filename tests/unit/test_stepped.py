@@ -1,16 +1,18 @@
 """Whole runs in stepped mode, against an independent float64 version of the algorithm."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from app.diloco.agenda import Pace
 from app.diloco.codec import digest
+from app.diloco.process import Body, SteppedLearner
 from app.diloco.replica import Replica
 from app.diloco.settings import DilocoSettings
-from app.diloco.stepped import SteppedFleet, SteppedLearner
+from app.diloco.stepped import SteppedFleet
 from tests.unit.tiny import SPECS, restored, tiny_layout, tiny_parameters, tiny_state
 
 RATE = 0.1
@@ -18,28 +20,28 @@ TOKENS = (8, 24, 8, 16, 40)
 Arrays = dict[str, np.ndarray]
 
 
-def pull(target: dict[str, torch.Tensor], tokens: int) -> Callable[[Replica, int], float]:
-    """An inner step toward this learner's own target."""
+def puller(m: int, pace: Pace) -> SteppedLearner:
+    """A learner whose inner step moves toward its own target."""
+    target = tiny_parameters(10 + m)
 
     def inner_step(replica: Replica, _: int) -> float:
-        with replica.writing(tokens):
+        with replica.writing(TOKENS[m]):
             for name, tensor in replica._parameters.items():
                 tensor += RATE * (target[name] - tensor)
         return 0.0
 
-    return inner_step
+    return SteppedLearner(f"l{m}", lambda: Body(tiny_parameters(99), inner_step), pace)
+
+
+def fleet_at(paces: Sequence[Pace], dials: dict[str, Any], **schedule: Any) -> SteppedFleet:
+    settings = DilocoSettings(**({"fragments": 3, "sync_interval": 6} | dials))
+    protocol = restored(settings, tiny_state(settings), [], 1, 10**9)
+    return SteppedFleet(protocol, [puller(m, pace) for m, pace in enumerate(paces)], **schedule)
 
 
 def fleet_of(learners: int, **dials: Any) -> SteppedFleet:
-    settings = DilocoSettings(**({"fragments": 3, "sync_interval": 6} | dials))
-    protocol = restored(settings, tiny_state(settings), [], 1, 10**9)
-    return SteppedFleet(
-        protocol,
-        [
-            SteppedLearner(f"l{m}", tiny_parameters(99), pull(tiny_parameters(10 + m), TOKENS[m]))
-            for m in range(learners)
-        ],
-    )
+    """In lockstep, without delays."""
+    return fleet_at([Pace()] * learners, dials)
 
 
 def theta_of(fleet: SteppedFleet) -> np.ndarray:
@@ -143,7 +145,7 @@ def test_a_run_equals_the_reference(learners: int, adopt: str, tau: int) -> None
     fleet = fleet_of(learners, adopt=adopt, overlap_steps=tau, min_quorum=learners, mix_alpha=0.25)
     reference = Reference(learners, fleet.protocol.settings)
     for t in range(1, 61):
-        fleet.tick()
+        fleet.advance()
         reference.tick(t)
     assert [f.version for f in fleet.protocol.fragments] == [10, 10, 10]
     want = np.concatenate(reference.theta)
@@ -161,7 +163,7 @@ def test_one_learner_with_a_plain_outer_step_stays_where_it_is(adopt: str, tau: 
     alone = {k: v.double() for k, v in tiny_parameters(0).items()}
     target = {k: v.double() for k, v in tiny_parameters(10).items()}
     for _ in range(60):
-        fleet.tick()
+        fleet.advance()
         for name, tensor in alone.items():
             tensor += RATE * (target[name] - tensor)
     assert fleet.protocol.merges == 30
@@ -174,7 +176,7 @@ def test_one_learner_with_a_plain_outer_step_stays_where_it_is(adopt: str, tau: 
 def test_all_hold_the_same_bits_after_adoption(codec: str, adopt: str) -> None:
     fleet = fleet_of(3, codec_down=codec, codec_up=codec, adopt=adopt)
     for _ in range(40):
-        fleet.tick()
+        fleet.advance()
         for replica in fleet.replicas.values():
             for held, fragment in zip(replica.fragments, fleet.protocol.fragments, strict=True):
                 if held.version == fragment.version:
@@ -189,7 +191,7 @@ def test_all_hold_the_same_bits_after_adoption(codec: str, adopt: str) -> None:
 def test_the_fates_balance_at_every_step(adopt: str, tau: int, late: str) -> None:
     fleet = fleet_of(3, adopt=adopt, late=late, overlap_steps=tau, sync_interval=4)
     for _ in range(30):
-        fleet.tick()
+        fleet.advance()
         balance = fleet.protocol.books.balance()
         assert balance.exact
         assert balance.processed == fleet.protocol.books.tokens * fleet.protocol.layout.numel
@@ -213,7 +215,7 @@ def test_the_fates_balance_at_every_step(adopt: str, tau: int, late: str) -> Non
 def test_the_last_round_takes_what_is_left() -> None:
     fleet = fleet_of(2, overlap_steps=2)
     for _ in range(7):
-        fleet.tick()
+        fleet.advance()
     merged = fleet.protocol.books.balance().merged
     fleet.finish()
     assert fleet.protocol.ended
@@ -225,7 +227,7 @@ def test_a_run_is_deterministic() -> None:
     def digests() -> list[str]:
         fleet = fleet_of(3, codec_down="bf16", adopt="mix")
         for _ in range(30):
-            fleet.tick()
+            fleet.advance()
         return [f.digest for f in fleet.protocol.fragments]
 
     assert digests() == digests()
@@ -235,6 +237,6 @@ def test_an_offer_is_adopted_tau_steps_after_its_capture() -> None:
     fleet = fleet_of(2, fragments=1, sync_interval=6, overlap_steps=2)
     versions = []
     for _ in range(9):
-        fleet.tick()
+        fleet.advance()
         versions.append(fleet.replicas["l0"].fragments[0].version)
     assert versions == [0, 0, 0, 0, 0, 0, 0, 1, 1]
