@@ -60,6 +60,7 @@ class Feed:
         """`guarded` wraps a thread's body so that its failure is the learner's."""
         self._spec, self._learner, self._incarnation, self._data = spec, learner, incarnation, data
         config = spec.config.data
+        self._train = spec.config.pool_of(learner).train
         self._permutation = Permutation(spec.config.run.seed, len(data.train), config.block_samples)
         self._leases: queue.Queue[Lease] = queue.Queue(maxsize=config.leases_ahead)
         self._blocks: deque[_Block] = deque()
@@ -78,7 +79,7 @@ class Feed:
 
     def next(self, stop: threading.Event) -> list[torch.Tensor] | None:
         """The micro-batches of one inner step, each int64 [B, S]; None when told to stop or no data came in time."""
-        train = self._spec.config.train
+        train = self._train
         wanted = train.batch_size * train.accumulation
         while self._left() < wanted:
             if stop.is_set() or not self._open_block():

@@ -41,7 +41,7 @@ class Fleet:
 
     def syncer(self) -> Any:
         """The syncer, made when it is missing."""
-        cpus = self._spec.config.pools.cpus_of_syncer
+        cpus = self._spec.config.syncer.cpus
         return ray.remote(Syncer).options(**self._options(SYNCER, num_cpus=cpus)).remote(self._spec)
 
     def ledger(self) -> Any:
@@ -56,12 +56,12 @@ class Fleet:
 
     def learner(self, learner: str) -> Any:
         """A learner in its placement group, made when it is missing; pending until the cluster has room."""
-        pools = self._spec.config.pools
+        pool = self._spec.config.pool_of(learner).settings
         strategy = PlacementGroupSchedulingStrategy(self._group(learner), placement_group_bundle_index=0)
         options = self._options(
             learner,
-            num_cpus=pools.cpus_per_learner,
-            num_gpus=pools.gpus_per_learner,
+            num_cpus=pool.cpus_per_learner,
+            num_gpus=pool.gpus_per_learner,
             scheduling_strategy=strategy,
             max_concurrency=4,
         )
@@ -72,9 +72,9 @@ class Fleet:
         try:
             return ray.util.get_placement_group(name)
         except ValueError:
-            pools = self._spec.config.pools
-            bundle = {"CPU": pools.cpus_per_learner, "GPU": pools.gpus_per_learner}
-            selector = [pools.label_selector] if pools.label_selector else None
+            pool = self._spec.config.pool_of(learner).settings
+            bundle = {"CPU": pool.cpus_per_learner, "GPU": pool.gpus_per_learner}
+            selector = [pool.label_selector] if pool.label_selector else None
             return placement_group(
                 [{resource: amount for resource, amount in bundle.items() if amount}],
                 strategy="STRICT_PACK",

@@ -49,11 +49,11 @@ class Progress:
         if learner in status.silent and seen is not None:
             state = "silent"
         step_time = seen.step_time if seen else 0.0
-        train, data = self._spec.config.train, self._spec.config.data
-        tokens_per_step = train.batch_size * train.accumulation * data.seq_len
+        pool = self._spec.config.pool_of(learner)
+        tokens_per_step = pool.train.batch_size * pool.train.accumulation * self._spec.config.data.seq_len
         return LearnerRow(
             learner=learner,
-            pool=self._spec.config.pools.name,
+            pool=pool.name,
             state=state,
             step=seen.steps if seen else 0,
             tokens_per_s=tokens_per_step / step_time if step_time and state == "training" else 0.0,

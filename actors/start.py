@@ -43,11 +43,10 @@ def write_version_0(folder: RunFolder, layout: Layout, parameters: Mapping[str, 
 
 def start_local_ray(config: Config, namespace: str) -> None:
     """Start a Ray of this machine's own, with room for the run's actors whatever the number of cores."""
-    pools = config.pools
-    wanted = config.learners * pools.cpus_per_learner + pools.cpus_of_syncer
+    learners = sum(number * config.pools[name].cpus_per_learner for name, number in config.pool_sizes.items())
     ray.init(
         address="local",
-        num_cpus=max(os.cpu_count() or 1, math.ceil(wanted)),
+        num_cpus=max(os.cpu_count() or 1, math.ceil(learners + config.syncer.cpus)),
         include_dashboard=False,
         namespace=namespace,
         log_to_driver=False,
@@ -62,15 +61,19 @@ def check_room(config: Config) -> None:
     Raises:
         ConfigError: it has too few GPUs, or not the labels that are asked for.
     """
-    pools, (node,) = config.pools, ray.nodes()
-    gpus, wanted = node["Resources"].get("GPU", 0.0), config.learners * pools.gpus_per_learner
-    if wanted > gpus:
-        raise ConfigError(
-            "pools.gpus_per_learner", pools.gpus_per_learner, f"{config.learners} learners; this machine has {gpus:g}"
-        )
-    for label, value in pools.label_selector.items():
-        if value.isidentifier() and node["Labels"].get(label) != value:  # not one of Ray's expressions: !a, in(a, b)
-            raise ConfigError(f"pools.label_selector.{label}", value, f"this machine has the labels {node['Labels']}")
+    (node,) = ray.nodes()
+    gpus, wanted = node["Resources"].get("GPU", 0.0), 0.0
+    for name, number in config.pool_sizes.items():
+        pool = config.pools[name]
+        wanted += number * pool.gpus_per_learner
+        if wanted > gpus:
+            allowed = f"{config.learners} learners; this machine has {gpus:g}"
+            raise ConfigError(f"pools.{name}.gpus_per_learner", pool.gpus_per_learner, allowed)
+        for label, value in pool.label_selector.items():
+            expression = not value.isidentifier()  # of Ray: !a, in(a, b)
+            if not expression and node["Labels"].get(label) != value:
+                key = f"pools.{name}.label_selector.{label}"
+                raise ConfigError(key, value, f"this machine has the labels {node['Labels']}")
 
 
 def find_supervisor(run_id: str) -> Any | None:

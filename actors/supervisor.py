@@ -151,7 +151,7 @@ class Supervisor:
                 "run_started", attempt=self._attempt, run_id=self._spec.run_id, budget=config.train.tokens
             )
             for learner in config.learner_ids:
-                self._monitor.note("placed", learner=learner, pool=config.pools.name)
+                self._monitor.note("placed", learner=learner, pool=config.pool_of(learner).name)
         # After a restart of the supervisor the run may have ended meanwhile: look before starting anything.
         self._lookout.look(wait_s=CALL_TIMEOUT_S if known else 0.0)
         while (status := self._step()) is None:

@@ -43,6 +43,7 @@ class Worker:
 
     def __init__(self, spec: RunSpec, learner: str, timeline: dict[str, float]):
         self._spec, self._learner, self._timeline = spec, learner, timeline
+        self._pool = spec.config.pool_of(learner)
         self._node_id = ray.get_runtime_context().get_node_id()
         self._state = "starting"
         self._error: str | None = None
@@ -102,12 +103,12 @@ class Worker:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # what Ray sets aside for this learner
         data = load(spec.data)
         model = build_model(config.model, data.manifest.vocab, config.data.seq_len, config.run.seed)
-        loop = InnerLoop(model, config.train)
+        loop = InnerLoop(model, self._pool.train)
         layout = build_layout(specs_of(model), config.diloco.fragments)
         self._timeline["built"] = time.time()
         self._state = "joining"
         token = uuid.uuid4().hex
-        hello = Hello(spec.run_id, self._learner, layout.hash, config.pools.name, token, dict(self._timeline))
+        hello = Hello(spec.run_id, self._learner, layout.hash, self._pool.name, token, dict(self._timeline))
         welcome = join(spec, hello, self._stop)
         if welcome is None:
             return
@@ -147,6 +148,7 @@ class Worker:
             result = loop.step(batches, lr, replica.writing(tokens))
             if result.skipped:
                 replica.skip_step()
+            self._stop.wait((self._pool.settings.slowdown - 1) * (time.monotonic() - started))
             self._step_times.append(time.monotonic() - started)
             self._stepped = (replica.steps, time.time())
             self._loss = result.loss

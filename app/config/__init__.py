@@ -7,6 +7,7 @@ from app.config.check import check, check_fragments
 from app.config.compose import as_yaml, from_yaml, load
 from app.config.error import ConfigError
 from app.config.help import describe
+from app.config.pools import PoolConfig, SyncerConfig
 from app.config.schema import (
     ChaosConfig,
     CheckpointConfig,
@@ -15,7 +16,7 @@ from app.config.schema import (
     EvalConfig,
     Fault,
     ModelConfig,
-    PoolsConfig,
+    Pool,
     RunConfig,
     SupervisorConfig,
     TrackingConfig,
@@ -31,9 +32,11 @@ __all__ = [
     "EvalConfig",
     "Fault",
     "ModelConfig",
-    "PoolsConfig",
+    "Pool",
+    "PoolConfig",
     "RunConfig",
     "SupervisorConfig",
+    "SyncerConfig",
     "TrackingConfig",
     "TrainConfig",
     "as_yaml",

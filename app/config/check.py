@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from app.config.error import ConfigError
+from app.config.pools import PoolConfig
 from app.config.schema import (
     DATA_SOURCES,
     FAULT_KINDS,
@@ -34,6 +35,7 @@ def check(config: Config) -> None:
     _check_model(config)
     _check_data(config)
     _check_train(config)
+    _check_pools(config)
     _check_diloco(config)
     _check_chaos(config)
     _check_rest(config)
@@ -127,6 +129,40 @@ def _check_train(config: Config) -> None:
     _one_of("train.precision", train.precision, PRECISIONS)
 
 
+def _check_pools(config: Config) -> None:
+    if not config.pools:
+        raise ConfigError("pools", "{}", "at least one pool is needed")
+    for name, pool in config.pools.items():
+        _check_pool(f"pools.{name}", name, pool)
+    rest = [name for name, pool in config.pools.items() if pool.learners is None]
+    if len(rest) > 1:
+        raise ConfigError(f"pools.{rest[1]}.learners", None, f"a number is needed, as pools.{rest[0]} takes the rest")
+    given = {name: pool.learners for name, pool in config.pools.items() if pool.learners is not None}
+    total = sum(given.values())
+    if total > config.learners or (total < config.learners and not rest):
+        name, number = list(given.items())[-1]
+        allowed = f"the pools have {total} learners, and learners={config.learners}"
+        raise ConfigError(f"pools.{name}.learners", number, allowed + "; null in one pool means the rest")
+
+
+def _check_pool(key: str, name: str, pool: PoolConfig) -> None:
+    if not name or any(c in name for c in "/\\\n\0"):
+        raise ConfigError("pools", name, "a name without slashes is needed")
+    if pool.learners is not None:
+        _at_least(f"{key}.learners", pool.learners, 0)
+    _above(f"{key}.cpus_per_learner", pool.cpus_per_learner, 0.0)
+    _at_least(f"{key}.gpus_per_learner", pool.gpus_per_learner, 0.0)
+    for resource in ("cpus_per_learner", "gpus_per_learner"):
+        _whole_above_one(f"{key}.{resource}", getattr(pool, resource))
+    if pool.batch_size is not None:
+        _at_least(f"{key}.batch_size", pool.batch_size, 1)
+    if pool.accumulation is not None:
+        _at_least(f"{key}.accumulation", pool.accumulation, 1)
+    if pool.precision is not None:
+        _one_of(f"{key}.precision", pool.precision, PRECISIONS)
+    _at_least(f"{key}.slowdown", pool.slowdown, 1.0)
+
+
 def _check_diloco(config: Config) -> None:
     """The ranges of the algorithm's dials.
 
@@ -177,15 +213,8 @@ def _check_fault(key: str, fault: Fault, config: Config) -> None:
 
 
 def _check_rest(config: Config) -> None:
-    if not config.pools.name:
-        raise ConfigError("pools.name", "", "a name is needed")
-    _above("pools.cpus_per_learner", config.pools.cpus_per_learner, 0.0)
-    _at_least("pools.cpus_of_syncer", config.pools.cpus_of_syncer, 0.0)
-    _at_least("pools.gpus_per_learner", config.pools.gpus_per_learner, 0.0)
-    for key in ("cpus_per_learner", "cpus_of_syncer", "gpus_per_learner"):
-        amount = getattr(config.pools, key)
-        if amount > 1 and amount != int(amount):
-            raise ConfigError(f"pools.{key}", amount, "Ray gives out fractions below 1 and whole numbers above")
+    _at_least("syncer.cpus", config.syncer.cpus, 0.0)
+    _whole_above_one("syncer.cpus", config.syncer.cpus)
     _one_of("tracking.kind", config.tracking.kind, TRACKERS)
     _one_of("tracking.mode", config.tracking.mode, TRACKING_MODES)
     for key in ("every_tokens", "batch_size", "sample_tokens"):
@@ -209,6 +238,9 @@ def _leaves(node: object, key: str) -> Iterator[tuple[str, object]]:
     if dataclasses.is_dataclass(node):
         for field in dataclasses.fields(node):
             yield from _leaves(getattr(node, field.name), f"{key}.{field.name}" if key else field.name)
+    elif isinstance(node, dict):
+        for name, item in node.items():
+            yield from _leaves(item, f"{key}.{name}")
     elif isinstance(node, list):
         for i, item in enumerate(node):
             yield from _leaves(item, f"{key}[{i}]")
@@ -229,6 +261,11 @@ def _at_least(key: str, value: float, least: float) -> None:
 def _above(key: str, value: float, bound: float) -> None:
     if value <= bound:
         raise ConfigError(key, value, f"more than {bound:g} is needed")
+
+
+def _whole_above_one(key: str, amount: float) -> None:
+    if amount > 1 and amount != int(amount):
+        raise ConfigError(key, amount, "Ray gives out fractions below 1 and whole numbers above")
 
 
 def _between(key: str, value: float, low: float, high: float) -> None:

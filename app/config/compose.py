@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
+import re
+import types
+import typing
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
 
 from app.config.check import check
 from app.config.error import ConfigError
-from app.config.help import group_options, known_keys
+from app.config.help import find_key, group_options, known_keys
+from app.config.pools import PoolConfig
 from app.config.schema import Config, Fault
 
 if TYPE_CHECKING:  # hydra and omegaconf are imported where they are used: actors need only the schema
@@ -17,7 +23,7 @@ if TYPE_CHECKING:  # hydra and omegaconf are imported where they are used: actor
     from omegaconf import DictConfig
 
 NO_CHAOS = "none"
-
+POOL = re.compile(r"pools\.([^.=]+)(?=[.=]|$)")
 TYPE_WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -38,7 +44,7 @@ def load(overrides: Sequence[str]) -> Config:
         ConfigError: for whatever is wrong: syntax, key, group option, type or value.
     """
     values = dict(_checked_override(text) for text in overrides)
-    config = _compose(list(overrides), values)
+    config = _compose(overrides, values)
     name = values.get("chaos", NO_CHAOS)
     if name != NO_CHAOS and "run.name" not in values:  # beside the undisturbed run, not in its folder
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, name=str(name)))
@@ -70,27 +76,51 @@ def from_yaml(text: str) -> Config:
         raise _from_omegaconf(error, {}) from error
 
 
-def _compose(overrides: list[str], values: dict[str, str]) -> Config:
-    from hydra import compose, initialize_config_module
-    from hydra.core.config_store import ConfigStore
+def _compose(overrides: Sequence[str], values: dict[str, str]) -> Config:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    ConfigStore.instance().store(name="schema", node=_schema())
     try:
-        with initialize_config_module("conf", version_base="1.3"):
-            return _to_config(compose("config", overrides))
+        return _composed(overrides)
     except OmegaConfBaseException as error:
         raise _from_omegaconf(error, values) from error
     except HydraException as error:
+        _check_pool_names(overrides, values)
         cause = error.__cause__
         if isinstance(cause, OmegaConfBaseException):
             raise _from_omegaconf(cause, values) from error
         raise ConfigError("overrides", " ".join(overrides), str(error)) from error
 
 
-def _schema() -> DictConfig:
-    """The schema as a typed node, unlocked: OmegaConf makes frozen dataclasses read-only."""
+def _composed(overrides: Sequence[str]) -> Config:
+    from hydra import compose, initialize_config_module
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    added = _added_pools(overrides)
+    ConfigStore.instance().store(name="schema", node=_schema(added))
+    OmegaConf.register_new_resolver("half", lambda number: number // 2, replace=True)
+    with initialize_config_module("conf", version_base="1.3"):
+        return _to_config(compose("config", [_forced(text) for text in overrides]), added)
+
+
+def _check_pool_names(overrides: Sequence[str], values: dict[str, str]) -> None:
+    """Something is wrong with these overrides: refuse those that name a pool which is not there."""
+    wanted = {key: match[1] for key in values if (match := POOL.match(key))}
+    if wanted:
+        rest = [text for text in overrides if not POOL.match(text.lstrip("+"))]
+        pools = [*_composed(rest).pools, *_added_pools(overrides)]
+        for key, name in wanted.items():
+            if name not in pools:
+                allowed = f"the pools are {', '.join(pools)}; +pools.{name}.learners=... adds one"
+                raise ConfigError(key, values[key], allowed)
+
+
+def _schema(added_pools: Sequence[str] = ()) -> DictConfig:
+    """The schema as a typed node that can be written to: OmegaConf locks what is made of frozen dataclasses.
+
+    Without the default pools: what is composed or read brings its own.
+    """
     from omegaconf import DictConfig, OmegaConf
 
     def unlock(node: DictConfig) -> None:
@@ -99,20 +129,30 @@ def _schema() -> DictConfig:
             child = node._get_node(key)
             if isinstance(child, DictConfig):
                 unlock(child)
-                if child._metadata.object_type is dict:  # a dictionary takes new keys, a section doesn't
-                    OmegaConf.set_struct(child, False)
 
-    schema = OmegaConf.structured(Config)
+    pool = _unfrozen(PoolConfig)  # every new pool is made of this class, and must not be locked
+    kind = types.GenericAlias(dict, (str, pool))
+    pools = ("pools", kind, field(default_factory=lambda: {name: pool() for name in added_pools}))
+    schema = OmegaConf.structured(_unfrozen(Config, pools))
     unlock(schema)
     return schema
 
 
-def _to_config(node: object) -> Config:
+def _unfrozen(cls: type, *others: tuple[str, Any, Any]) -> Any:
+    """The same dataclass, not frozen, with `others` (name, type, field) in place of its fields of these names."""
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: (f.name, hints[f.name], copy.copy(f)) for f in dataclasses.fields(cls)}
+    return dataclasses.make_dataclass(cls.__name__, (fields | {other[0]: other for other in others}).values())
+
+
+def _to_config(node: object, added_pools: Sequence[str] = ()) -> Config:
+    """The configuration in a node of the schema; pools that were added come last."""
     from omegaconf import OmegaConf
 
-    config = OmegaConf.to_object(node)
-    assert isinstance(config, Config)
-    return config
+    fields = vars(OmegaConf.to_object(node))
+    pools = fields["pools"]
+    names = [*(name for name in pools if name not in added_pools), *added_pools]
+    return Config(**fields | {"pools": {name: PoolConfig(**vars(pools[name])) for name in names}})
 
 
 def _checked_override(text: str) -> tuple[str, str]:
@@ -123,9 +163,24 @@ def _checked_override(text: str) -> tuple[str, str]:
     if key in groups:
         if value not in groups[key]:
             raise ConfigError(key, value, f"allowed are {', '.join(groups[key])}")
-    elif not _is_known(key):
+    elif find_key(key) is None and not (override.is_add() and POOL.fullmatch(key)):
         raise ConfigError(key, value, _no_such_key(key))
     return key, value
+
+
+def _added_pools(overrides: Sequence[str]) -> list[str]:
+    """Names of the pools that overrides such as `+pools.extra.learners=2` add, in their order."""
+    found = [POOL.match(text[1:]) for text in overrides if text.startswith("+")]
+    return list(dict.fromkeys(match[1] for match in found if match))
+
+
+def _forced(text: str) -> str:
+    """An override as Hydra wants it where it makes a pool, or an entry of a dictionary of texts."""
+    key = text.partition("=")[0].lstrip("+")
+    known = find_key(key)
+    if text.startswith("+"):
+        return f"++{text.lstrip('+')}" if POOL.match(key) else text
+    return f"++{text}" if known is not None and known.type == "dict[str, str]" else text
 
 
 def _parse(text: str) -> Override:
@@ -145,14 +200,6 @@ def _parse(text: str) -> Override:
     return override
 
 
-def _is_known(key: str) -> bool:
-    """A key of the schema, or an entry of one of its dictionaries."""
-    keys = known_keys()
-    if key in keys:
-        return True
-    return any(k.type.startswith("dict") and key.startswith(f"{k.name}.") for k in keys.values())
-
-
 def _no_such_key(key: str) -> str:
     names = [*known_keys(), *group_options()]
     close = difflib.get_close_matches(key, names, n=3, cutoff=0.6)
@@ -169,7 +216,8 @@ def _from_omegaconf(error: Exception, values: dict[str, str]) -> ConfigError:
     if getattr(error, "object_type", None) is Fault:
         key, value = f"chaos.faults.{key}", values.get("chaos.faults", "?")
     else:
-        value = next((v for k, v in values.items() if key == k or key.startswith(f"{k}.")), "?")
-    known = known_keys().get(key)
+        given = next((k for k in values if f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.")), None)
+        key, value = (key, "?") if given is None else (max(key, given, key=len), values[given])
+    known = find_key(key)
     allowed = f"{TYPE_WORDS[known.type]} is needed" if known else str(error).splitlines()[0]
     return ConfigError(key, value, allowed)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from app.config.schema import Config
+
+NAMED = "<name>"
+"""Stands in a key for a name that the user gives."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class Key:
     """One key of the schema."""
 
     name: str
-    """With dots, for example diloco.fragments."""
+    """With dots, for example diloco.fragments; `<name>` stands for any name, as in pools.<name>.learners."""
     type: str
     """As written in the schema."""
     default: object
@@ -33,6 +38,16 @@ class Key:
 def known_keys() -> dict[str, Key]:
     """Every key that has a value (no sections), in the order of the schema."""
     return {key.name: key for key in _keys(Config, "")}
+
+
+def find_key(name: str) -> Key | None:
+    """The key of this name, which may be that of one entry of a dictionary; None when the schema has no such key."""
+    for key in known_keys().values():
+        pattern = re.escape(key.name).replace(NAMED, r"[^.]+")
+        entries = r"(\..+)?" if key.type.startswith("dict") else ""
+        if re.fullmatch(pattern + entries, name):
+            return key
+    return None
 
 
 @cache
@@ -68,13 +83,21 @@ def _keys(cls: type, prefix: str) -> Iterator[Key]:
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            yield from _keys(hint, f"{prefix}{field.name}.")
+        section = _section_of(hint)
+        if section is not None:
+            name = f"{field.name}.{NAMED}" if section is not hint else field.name
+            yield from _keys(section, f"{prefix}{name}.")
         else:
             default = field.default
             if field.default_factory is not dataclasses.MISSING:
                 default = field.default_factory()
             yield Key(f"{prefix}{field.name}", str(field.type), default, docs[field.name])
+
+
+def _section_of(hint: Any) -> type | None:
+    """The dataclass that a field's type is, or of which it holds some by name; None for a value."""
+    kinds = [hint, *typing.get_args(hint)[1:]] if typing.get_origin(hint) is dict else [hint]
+    return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def field_docs(cls: type) -> dict[str, str]:

@@ -5,8 +5,10 @@ The text under each field is what `--help` prints. YAML files and command lines 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
+from app.config.pools import PoolConfig, SyncerConfig
 from app.diloco.settings import DilocoSettings
 
 MODEL_NAMES = ("llama", "hf")
@@ -127,19 +129,13 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class PoolsConfig:
-    """Where learners are placed. One pool for now."""
+class Pool:
+    """A named pool as one of its learners has it."""
 
-    name: str = "local"
-    """Name of the pool, shown in the table and the summary."""
-    cpus_per_learner: float = 0.25
-    """Logical CPUs that Ray sets aside for a learner; a part of one lets several learners share a core."""
-    gpus_per_learner: float = 0.0
-    """GPUs that Ray sets aside for a learner."""
-    cpus_of_syncer: float = 0.5
-    """Logical CPUs that Ray sets aside for the syncer."""
-    label_selector: dict[str, str] = field(default_factory=dict)
-    """Ray node labels that a learner's node must have, for example {ray.io/market-type: spot}."""
+    name: str
+    settings: PoolConfig
+    train: TrainConfig
+    """The inner loop, with what the pool says of it."""
 
 
 @dataclass(frozen=True)
@@ -248,8 +244,10 @@ class Config:
     """The inner loop."""
     diloco: DilocoSettings = field(default_factory=DilocoSettings)
     """The algorithm."""
-    pools: PoolsConfig = field(default_factory=PoolsConfig)
-    """Placement of learners."""
+    pools: dict[str, PoolConfig] = field(default_factory=lambda: {"local": PoolConfig()})
+    """The pools by name; learners are given to them in this order."""
+    syncer: SyncerConfig = field(default_factory=SyncerConfig)
+    """The syncer's process."""
     chaos: ChaosConfig = field(default_factory=ChaosConfig)
     """Faults to inject."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -265,3 +263,21 @@ class Config:
     def learner_ids(self) -> tuple[str, ...]:
         """The learners' names, `learner-0` to `learner-<M-1>`."""
         return tuple(f"learner-{i}" for i in range(self.learners))
+
+    @property
+    def pool_sizes(self) -> dict[str, int]:
+        """Learners of each pool, in the order in which they are given out."""
+        given = sum(pool.learners or 0 for pool in self.pools.values())
+        return {
+            name: self.learners - given if pool.learners is None else pool.learners for name, pool in self.pools.items()
+        }
+
+    def pool_of(self, learner: str) -> Pool:
+        """The pool of a learner of `learner_ids`, with the inner loop's settings as they are there."""
+        ends = accumulate(self.pool_sizes.values())
+        place = self.learner_ids.index(learner)
+        name = next(name for name, end in zip(self.pools, ends, strict=True) if place < end)
+        pool = self.pools[name]
+        own = {key: getattr(pool, key) for key in ("batch_size", "accumulation", "precision")}
+        train = replace(self.train, **{key: value for key, value in own.items() if value is not None})
+        return Pool(name, pool, train)

@@ -1,6 +1,9 @@
 """Every file of conf/ composes, overrides only what the schema has, and explains its keys."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -24,6 +27,21 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).with_suffix("").as_posix()
 
 
+def given_in(node: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Path and value of all that a file says; not of lists and of what is worked out from other keys."""
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from (((key, *path), leaf) for path, leaf in given_in(value))
+        elif not isinstance(value, list) and not str(value).startswith("${"):
+            yield (key,), value
+
+
+def value_of(node: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        node = node[key] if isinstance(node, dict) else getattr(node, key)
+    return node
+
+
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_every_file_composes_to_what_it_says(path: Path) -> None:
     name = name_of(path)
@@ -33,9 +51,8 @@ def test_every_file_composes_to_what_it_says(path: Path) -> None:
     group, option = name.split("/")
     config = load([f"{group}={option}", *NEEDS.get(name, [])])
     section = getattr(config, group)
-    for key, value in yaml.safe_load(path.read_text()).items():
-        if key != "faults":
-            assert getattr(section, key) == value
+    for key, value in given_in(yaml.safe_load(path.read_text())):
+        assert value_of(section, key) == value
     if group == "chaos":
         assert len(config.chaos.faults) == (0 if option == "none" else 1)
 
@@ -47,13 +64,18 @@ def test_the_contract_of_keys_and_groups() -> None:
     assert set(contract) <= set(known_keys())
 
 
+def in_list(lines: list[str], i: int) -> bool:
+    """Whether line i is part of an entry of a list."""
+    return any(re.match(r" *- ", line) for line in lines[:i]) and lines[i].startswith(" ")
+
+
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_a_comment_stands_above_every_key(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert lines[0].startswith("# "), "what is this file?"
-    keys = [i for i, line in enumerate(lines) if line and not line.startswith((" ", "#", "-"))]
+    keys = [i for i, line in enumerate(lines) if re.match(r" *\w+:", line) and not in_list(lines, i)]
     assert keys
     for i in keys:
-        assert lines[i - 1].startswith("# "), f"no comment above {lines[i]!r}"
+        assert lines[i - 1].lstrip().startswith("# "), f"no comment above {lines[i]!r}"
     first = keys[0]
     assert name_of(path) == "config" or first >= 2, "one comment for the file, one for its first key"

@@ -8,7 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Config, ConfigError, Fault, as_yaml, check, check_fragments, describe, from_yaml, load
+from app.config import (
+    Config,
+    ConfigError,
+    Fault,
+    PoolConfig,
+    SyncerConfig,
+    as_yaml,
+    check,
+    check_fragments,
+    describe,
+    from_yaml,
+    load,
+)
 from app.config.help import field_docs, known_keys
 from app.diloco.settings import DilocoSettings
 
@@ -97,14 +109,19 @@ REFUSED = [
     (["tracking.mode=loud"], "tracking.mode=loud", "offline, online"),
     (["checkpoint.keep=0"], "checkpoint.keep=0", "at least 1"),
     (["supervisor.poll_s=0"], "supervisor.poll_s=0", "more than 0"),
-    (["pools.cpus_per_learner=-1"], "pools.cpus_per_learner=-1", "more than 0"),
+    (["pools.local.batch_size=many"], "pools.local.batch_size=many", "whole number or null"),
+    (["pools.local.lerners=2"], "pools.local.lerners=2", "pools.<name>.learners"),
+    (["+pools.extra.lerners=2"], "pools.extra.lerners=2", "pools.<name>.learners"),
+    (["pools.lcoal.batch_size=2"], "pools.lcoal.batch_size=2", "the pools are local;"),
+    (["pools.lcoal.label_selector.zone=a"], "pools.lcoal.label_selector.zone=a", "the pools are local;"),
+    (["+pools.extra.batch_size=2"], "pools.extra.learners=null", "pools.local takes the rest"),
+    (["pools=far"], "pools=far", "local, mixed"),
+    (["pools=mixed", "train.batch_size=1"], "pools.slow.batch_size=0", "at least 1"),
     (["train.optimizer=adam"], "train.optimizer=adam", "adamw, muon"),
     (["diloco.outer=adam"], "diloco.outer=adam", "nesterov, sgd"),
     (["diloco.merge=median"], "diloco.merge=median", "rda, mean"),
     (["diloco.guard_z=-1"], "diloco.guard_z=-1", "at least 0"),
-    (["pools.cpus_per_learner=1.5"], "pools.cpus_per_learner=1.5", "whole numbers above"),
     (["supervisor.silent_s=0"], "supervisor.silent_s=0", "more than 0"),
-    (["pools.cpus_per_learner=0"], "pools.cpus_per_learner=0", "more than 0"),
     (["run.dir=s3://bucket/run"], "run.dir=s3://bucket/run", "a folder is needed"),
 ]
 
@@ -138,7 +155,7 @@ def test_overrides_reach_every_section(tmp_path: Path) -> None:
             f"data.path={text}",
             "train.lr=1e-2",
             "diloco.min_quorum=2",
-            "pools.label_selector={ray.io/market-type: spot}",
+            "pools.local.label_selector={ray.io/market-type: spot}",
             "chaos=freeze_one",
             "tracking=wandb",
             "tracking.tags=[a,b]",
@@ -148,7 +165,7 @@ def test_overrides_reach_every_section(tmp_path: Path) -> None:
     assert config.model.hidden == 32
     assert config.data.path == str(text)
     assert config.train.lr == 0.01
-    assert config.pools.label_selector == {"ray.io/market-type": "spot"}
+    assert config.pools["local"].label_selector == {"ray.io/market-type": "spot"}
     assert config.chaos.faults == [Fault(kind="freeze", target="learner-1", at=0.4, seconds=20.0)]
     assert config.tracking.tags == ["a", "b"]
 
@@ -158,14 +175,72 @@ def test_the_last_of_two_overrides_holds() -> None:
 
 
 def test_one_label_can_be_set_by_its_own_key() -> None:
-    assert load(["pools.label_selector.zone=a"]).pools.label_selector == {"zone": "a"}
+    assert load(["pools.local.label_selector.zone=a"]).pools["local"].label_selector == {"zone": "a"}
 
 
 def test_a_configuration_survives_yaml() -> None:
-    config = load(["chaos=kill_one", "pools.label_selector={a: b}", "data.max_bytes=5"])
+    config = load(["chaos=kill_one", "pools=mixed", "pools.slow.label_selector={a: b}", "data.max_bytes=5"])
     assert from_yaml(as_yaml(config)) == config
     with pytest.raises(ConfigError, match="lerners"):
         from_yaml("lerners: 3")
+
+
+def test_learners_are_given_to_pools_in_the_order_of_the_pools() -> None:
+    config = load(["learners=5", "pools=mixed", "pools.fast.accumulation=3", "train.precision=bf16"])
+    assert config.pool_sizes == {"fast": 3, "slow": 2}
+    assert [config.pool_of(learner).name for learner in config.learner_ids] == ["fast"] * 3 + ["slow"] * 2
+    fast, slow = config.pool_of("learner-2"), config.pool_of("learner-3")
+    assert (fast.train.batch_size, fast.train.accumulation, fast.train.precision) == (8, 3, "bf16")
+    assert (slow.train.batch_size, slow.train.accumulation, slow.train.precision) == (4, 1, "bf16")
+    assert (fast.settings.slowdown, slow.settings.slowdown) == (1.0, 3.0)
+    with pytest.raises(ValueError):
+        config.pool_of("learner-5")
+
+
+def test_a_pool_can_be_added_and_comes_last() -> None:
+    config = load(["+pools.extra.learners=1", "+pools.extra.batch_size=2", "+pools.far={learners: 2}"])
+    assert config.pool_sizes == {"local": 1, "extra": 1, "far": 2}
+    assert config.pools["extra"] == PoolConfig(learners=1, batch_size=2)
+    assert list(config.pools) == ["local", "extra", "far"]
+
+
+def test_an_empty_pool_gets_nobody() -> None:
+    config = load(["learners=1", "pools=mixed"])
+    assert config.pool_sizes == {"fast": 1, "slow": 0}
+    assert config.pool_of("learner-0").name == "fast"
+
+
+REFUSED_POOLS = [
+    ({}, "pools={}", "at least one"),
+    ({"a": PoolConfig(learners=3)}, "pools.a.learners=3", "3 learners, and learners=4"),
+    ({"a": PoolConfig(), "b": PoolConfig(learners=5)}, "pools.b.learners=5", "5 learners, and learners=4"),
+    ({"a": PoolConfig(learners=-1), "b": PoolConfig()}, "pools.a.learners=-1", "at least 0"),
+    ({"a": PoolConfig(), "b": PoolConfig()}, "pools.b.learners=null", "pools.a takes the rest"),
+    ({"a/b": PoolConfig()}, "pools=a/b", "without slashes"),
+    ({"a": PoolConfig(cpus_per_learner=0.0)}, "pools.a.cpus_per_learner=0.0", "more than 0"),
+    ({"a": PoolConfig(cpus_per_learner=1.5)}, "pools.a.cpus_per_learner=1.5", "whole numbers above"),
+    ({"a": PoolConfig(gpus_per_learner=-1.0)}, "pools.a.gpus_per_learner=-1.0", "at least 0"),
+    ({"a": PoolConfig(gpus_per_learner=2.5)}, "pools.a.gpus_per_learner=2.5", "whole numbers above"),
+    ({"a": PoolConfig(batch_size=0)}, "pools.a.batch_size=0", "at least 1"),
+    ({"a": PoolConfig(accumulation=0)}, "pools.a.accumulation=0", "at least 1"),
+    ({"a": PoolConfig(precision="fp16")}, "pools.a.precision=fp16", "auto, fp32, bf16"),
+    ({"a": PoolConfig(slowdown=0.5)}, "pools.a.slowdown=0.5", "at least 1"),
+    ({"a": PoolConfig(slowdown=math.inf)}, "pools.a.slowdown=inf", "finite"),
+]
+
+
+@pytest.mark.parametrize(("pools", "named", "allowed"), REFUSED_POOLS, ids=[r[1] for r in REFUSED_POOLS])
+def test_a_wrong_pool_is_refused(pools: dict[str, PoolConfig], named: str, allowed: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check(dataclasses.replace(Config(), pools=pools))
+    assert str(refusal.value).startswith(f"{named} is refused")
+    assert allowed in str(refusal.value)
+
+
+@pytest.mark.parametrize("cpus", [-1.0, 1.5])
+def test_a_wrong_share_of_the_syncer_is_refused(cpus: float) -> None:
+    with pytest.raises(ConfigError, match=r"^syncer\.cpus"):
+        check(dataclasses.replace(Config(), syncer=SyncerConfig(cpus)))
 
 
 def test_nan_is_refused_wherever_it_comes_from() -> None:
