@@ -172,7 +172,8 @@ def _check_diloco(config: Config) -> None:
     diloco = config.diloco
     _at_least("diloco.sync_interval", diloco.sync_interval, 1)
     _int_range("diloco.fragments", diloco.fragments, 1, diloco.sync_interval, "diloco.sync_interval")
-    _int_range("diloco.overlap_steps", diloco.overlap_steps, 1, diloco.sync_interval, "diloco.sync_interval")
+    least = 0 if diloco.blocking else 1
+    _int_range("diloco.overlap_steps", diloco.overlap_steps, least, diloco.sync_interval, "diloco.sync_interval")
     _int_range("diloco.min_quorum", diloco.min_quorum, 1, config.learners, "learners")
     _between("diloco.grace_safety", diloco.grace_safety, 0.0, 1.0)
     _at_least("diloco.ring_versions", diloco.ring_versions, 1)
