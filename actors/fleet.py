@@ -15,7 +15,8 @@ from actors.chaos import send_signal
 from actors.evaluator import Evaluator
 from actors.learner import HANG_SIGNAL, Learner
 from actors.ledger import Ledger
-from actors.spec import EVALUATOR, LEDGER, SYNCER, RunSpec
+from actors.rendezvous import Rendezvous
+from actors.spec import EVALUATOR, LEDGER, RENDEZVOUS, SYNCER, RunSpec
 from actors.syncer import Syncer
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,11 @@ class Fleet:
     def evaluator(self) -> Any:
         """The evaluator, made when it is missing."""
         return ray.remote(Evaluator).options(**self._options(EVALUATOR, num_cpus=0)).remote(self._spec)
+
+    def rendezvous(self) -> Any:
+        """Where the learners of a data-parallel run meet, made when it is missing."""
+        members = self._spec.config.learner_ids
+        return ray.remote(Rendezvous).options(**self._options(RENDEZVOUS, num_cpus=0)).remote(members)
 
     def learner(self, learner: str) -> Any:
         """A learner in its placement group, made when it is missing; pending until the cluster has room."""
@@ -110,7 +116,7 @@ class Fleet:
 
     def end_services(self) -> None:
         """End everything else but the supervisor."""
-        for name in (EVALUATOR, LEDGER, SYNCER):
+        for name in (EVALUATOR, RENDEZVOUS, LEDGER, SYNCER):
             self._kill(name)
 
     def _kill(self, name: str) -> None:

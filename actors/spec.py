@@ -12,6 +12,7 @@ SYNCER = "syncer"
 SUPERVISOR = "supervisor"
 LEDGER = "ledger"
 EVALUATOR = "evaluator"
+RENDEZVOUS = "rendezvous"
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,8 @@ class Supervisor:
             self._fleet.syncer()
         if LEDGER in self._lookout.missing:
             self._fleet.ledger()
+        if self._spec.config.algo == "data_parallel":
+            self._fleet.rendezvous()
         for learner in self._spec.config.learner_ids:
             if learner in self._lookout.missing:
                 self._fleet.learner(learner)

@@ -14,7 +14,7 @@ import time
 import traceback
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import ray
 import torch
@@ -22,11 +22,14 @@ import torch
 from actors.feed import Feed
 from actors.learner import LearnerStatus
 from actors.link import Link, join
+from actors.peers import Peers
 from actors.spec import RunSpec
 from app.diloco.fragments import build_layout, specs_of
 from app.diloco.messages import Hello, Reply
 from app.diloco.replica import Replica
+from app.diloco.slot_wait import SlotWait
 from app.learning.data import load
+from app.learning.gradients import GroupBroken
 from app.learning.inner import InnerLoop
 from app.learning.model import build_model
 from app.learning.schedule import TokenEstimate, learning_rate, rejoin_factor
@@ -36,6 +39,9 @@ _log = logging.getLogger(__name__)
 RECENT_STEPS = 16
 BOUNDARY_POLL_S = 0.02
 """How often an idle learner looks for offers to adopt."""
+
+HELD_UP_S = 1.0
+"""A step that waits for other learners for longer is not this one's own."""
 
 
 class Worker:
@@ -48,6 +54,8 @@ class Worker:
         self._state = "starting"
         self._error: str | None = None
         self._replica: Replica | None = None
+        self._peers: Peers | None = None
+        """The other learners, where gradients are shared with them."""
         self._loss = float("nan")
         self._step_times: deque[float] = deque(maxlen=RECENT_STEPS)
         self._stepped = (0, 0.0)
@@ -63,14 +71,15 @@ class Worker:
 
     def status(self) -> LearnerStatus:
         """Counters and state now."""
-        replica = self._replica
+        replica, peers = self._replica, self._peers
         steps, stepped_at = self._stepped
+        held_up = peers is not None and peers.sharing_s > HELD_UP_S
         return LearnerStatus(
             learner=self._learner,
             incarnation=replica.sender.incarnation if replica else 0,
             pid=os.getpid(),
             node_id=self._node_id,
-            state=self._state,
+            state="waiting" if held_up else self._state,
             steps=steps,
             stepped_at=stepped_at,
             tokens=replica.tokens if replica else 0,
@@ -119,6 +128,9 @@ class Worker:
         self._estimate.update(welcome.tokens_processed, 0, live=config.learners)
         if welcome.finish:
             self._finish.set()
+        if config.algo == "data_parallel":
+            name = (self._learner, replica.sender.incarnation)
+            self._peers = Peers(spec, name, loop, replica.lock, lambda: self._pace()[0], self._finish)
         link = Link(spec, replica, self._pace, self._on_reply, self._idle, self._leave, self._guarded)
         feed = Feed(spec, self._learner, replica.sender.incarnation, data, self._guarded)
         feed.start()
@@ -128,31 +140,53 @@ class Worker:
         finally:
             link.stop()
             feed.stop()
+            if self._peers is not None:
+                self._peers.leave("stopped")
 
     def _loop(self, loop: InnerLoop, replica: Replica, link: Link, feed: Feed) -> None:
-        train = self._spec.config.train
+        slots, peers = SlotWait(self._spec.config.diloco, replica.clock), self._peers
+        batches: list[torch.Tensor] | None = None
         while not self._stop.is_set():
             replica.adopt()
-            if self._finish.is_set():
+            if self._finish.is_set() and (peers is None or not peers.formed):
                 self._rest()
-                continue
-            batches = feed.next(self._stop)
-            if batches is None:
-                self._state = "waiting"  # for data: the ledger is away for longer than was leased ahead
-                continue
-            self._state = "training"
-            tokens = sum(batch.numel() for batch in batches)
-            lr = learning_rate(self._estimate.at(replica.tokens), train)
-            lr *= rejoin_factor(replica.steps, train.rejoin_warmup_steps)
-            started = time.monotonic()
-            result = loop.step(batches, lr, replica.writing(tokens))
-            if result.skipped:
-                replica.skip_step()
-            self._stop.wait((self._pool.settings.slowdown - 1) * (time.monotonic() - started))
-            self._step_times.append(time.monotonic() - started)
-            self._stepped = (replica.steps, time.time())
-            self._loss = result.loss
-            link.stepped()
+            elif peers is not None and not peers.formed:
+                self._state = "waiting"
+                peers.meet()
+            elif self._spec.config.diloco.blocking and slots.holds(*replica.clocks(), time.monotonic()):
+                self._state = "waiting"  # for a merge: a synchronous algorithm
+                self._stop.wait(BOUNDARY_POLL_S)
+            else:
+                batches = batches or feed.next(self._stop)
+                if batches is None and peers is None:
+                    self._state = "waiting"  # for data: the ledger is away for longer than was leased ahead
+                    continue
+                self._state = "training"
+                if self._step(loop, replica, batches or []):
+                    batches = None
+                    link.stepped()
+
+    def _step(self, loop: InnerLoop, replica: Replica, batches: Sequence[torch.Tensor]) -> bool:
+        """One inner step; False when the group broke, so that none was made."""
+        train, peers = self._pool.train, self._peers
+        tokens = sum(batch.numel() for batch in batches)
+        lr = learning_rate(self._estimate.at(replica.tokens), train)
+        lr *= rejoin_factor(replica.steps if peers is None else peers.steps, train.rejoin_warmup_steps)
+        started = time.monotonic()
+        try:
+            result = loop.step(batches, lr, replica.writing(tokens), None if peers is None else peers.share)
+        except GroupBroken:
+            return False
+        if result.skipped:
+            replica.skip_step()
+        own_s = time.monotonic() - started - (0.0 if peers is None else peers.shared_s)
+        self._stop.wait((self._pool.settings.slowdown - 1) * own_s)
+        self._step_times.append(time.monotonic() - started)
+        self._stepped = (replica.steps, time.time())
+        self._loss = result.loss
+        if peers is not None:
+            peers.stepped(result.skipped)
+        return True
 
     def _rest(self) -> None:
         """The budget is reached: what is in the parameters now is what the last round gets."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from app.config.error import ConfigError
 from app.config.pools import PoolConfig
 from app.config.schema import (
+    ALGORITHMS,
     DATA_SOURCES,
     FAULT_KINDS,
     MODEL_NAMES,
@@ -35,6 +36,7 @@ def check(config: Config) -> None:
     _check_model(config)
     _check_data(config)
     _check_train(config)
+    _check_algo(config)
     _check_pools(config)
     _check_diloco(config)
     _check_chaos(config)
@@ -129,6 +131,20 @@ def _check_train(config: Config) -> None:
     _one_of("train.precision", train.precision, PRECISIONS)
 
 
+def _check_algo(config: Config) -> None:
+    _one_of("algo", config.algo, ALGORITHMS)
+    if config.algo != "data_parallel":
+        return
+    if config.diloco.adopt != "keep":
+        raise ConfigError("diloco.adopt", config.diloco.adopt, "keep is needed when algo=data_parallel")
+    if config.diloco.blocking:
+        raise ConfigError("diloco.blocking", True, "false is needed when algo=data_parallel")
+    for name, pool in config.pools.items():
+        if 0 < pool.gpus_per_learner < 1:
+            key = f"pools.{name}.gpus_per_learner"
+            raise ConfigError(key, pool.gpus_per_learner, "0 or whole GPUs are needed when algo=data_parallel")
+
+
 def _check_pools(config: Config) -> None:
     if not config.pools:
         raise ConfigError("pools", "{}", "at least one pool is needed")
@@ -172,8 +188,8 @@ def _check_diloco(config: Config) -> None:
     diloco = config.diloco
     _at_least("diloco.sync_interval", diloco.sync_interval, 1)
     _int_range("diloco.fragments", diloco.fragments, 1, diloco.sync_interval, "diloco.sync_interval")
-    least = 0 if diloco.blocking else 1
-    _int_range("diloco.overlap_steps", diloco.overlap_steps, least, diloco.sync_interval, "diloco.sync_interval")
+    fewest = 0 if diloco.blocking else 1
+    _int_range("diloco.overlap_steps", diloco.overlap_steps, fewest, diloco.sync_interval, "diloco.sync_interval")
     _int_range("diloco.min_quorum", diloco.min_quorum, 1, config.learners, "learners")
     _between("diloco.grace_safety", diloco.grace_safety, 0.0, 1.0)
     _at_least("diloco.ring_versions", diloco.ring_versions, 1)
@@ -183,8 +199,8 @@ def _check_diloco(config: Config) -> None:
         allowed = f"a power of two from {CODEC_BLOCKS[0]} to {CODEC_BLOCKS[-1]} is needed"
         raise ConfigError("diloco.codec_block", diloco.codec_block, allowed)
     _one_of("diloco.adopt", diloco.adopt, ADOPTIONS)
-    if diloco.error_feedback and diloco.adopt == "rebase":
-        allowed = "false is needed when diloco.adopt=rebase, which keeps what a codec leaves out anyway"
+    if diloco.error_feedback and diloco.adopt in ("rebase", "keep"):
+        allowed = f"false is needed when diloco.adopt={diloco.adopt}, which keeps what a codec leaves out anyway"
         raise ConfigError("diloco.error_feedback", diloco.error_feedback, allowed)
     _one_of("diloco.late", diloco.late, LATE_RULES)
     _one_of("diloco.merge", diloco.merge, MERGE_RULES)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # hydra and omegaconf are imported where they are used: actor
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
-NO_CHAOS = "none"
+USUAL = {"algo": "decoupled", "chaos": "none"}
+"""Groups whose other options make another run: its folder is named after them."""
 POOL = re.compile(r"pools\.([^.=]+)(?=[.=]|$)")
 TYPE_WORDS = {
     "int": "a whole number",
@@ -45,9 +46,9 @@ def load(overrides: Sequence[str]) -> Config:
     """
     values = dict(_checked_override(text) for text in overrides)
     config = _compose(overrides, values)
-    name = values.get("chaos", NO_CHAOS)
-    if name != NO_CHAOS and "run.name" not in values:  # beside the undisturbed run, not in its folder
-        config = dataclasses.replace(config, run=dataclasses.replace(config.run, name=str(name)))
+    apart = [values[group] for group, usual in USUAL.items() if values.get(group, usual) != usual]
+    if apart and "run.name" not in values:  # beside the usual run, not in its folder
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, name="-".join(apart)))
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=config.run.path))
     check(config)
     return config

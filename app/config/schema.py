@@ -11,6 +11,7 @@ from itertools import accumulate
 from app.config.pools import PoolConfig, SyncerConfig
 from app.diloco.settings import DilocoSettings
 
+ALGORITHMS = ("decoupled", "streaming", "diloco", "data_parallel")
 MODEL_NAMES = ("llama", "hf")
 DATA_SOURCES = ("stdlib", "files", "hub")
 OPTIMIZERS = ("adamw", "muon")
@@ -234,6 +235,8 @@ class Config:
 
     learners: int = 4
     """M: learners to train with."""
+    algo: str = "decoupled"
+    """decoupled, streaming, diloco or data_parallel; each is a file of conf/algo that sets the rest of it."""
     run: RunConfig = field(default_factory=RunConfig)
     """The run folder."""
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -13,7 +13,8 @@ learner keeps (0, α, 1), θ changes by −(1−s)(d − q), and e by as much th
 
     e ← e + (1−s)(d − q) = s·e + (1−s)·ε
 
-a mean of two bounded errors, so it never grows. Rebase needs no e: it starts at 0 and stays there.
+a mean of two bounded errors, so it never grows. Rebase needs no e: it starts at 0 and stays there. Nor does
+`keep`, where d is always all that Θ̂ lacks.
 
 With more learners the version holds a mean instead of q; what each gave is still q, and the same rule keeps the sum of
 what it gave equal to the sum of what it did, but for the last e.
@@ -58,6 +59,6 @@ class Feedback:
 
 def feedback_for(settings: DilocoSettings) -> Feedback | None:
     """The feedback of a fragment, or None where there is no error to carry."""
-    if not settings.error_feedback or settings.codec_up == "fp32" or settings.adopt == "rebase":
+    if not settings.error_feedback or settings.codec_up == "fp32" or settings.adopt in ("rebase", "keep"):
         return None
     return Feedback(settings.mix_alpha if settings.adopt == "mix" else 0.0)

@@ -10,10 +10,10 @@ from functools import partial
 import torch
 
 from app.diloco.agenda import Agenda, Line, Pace, Phase
-from app.diloco.blocking import waits_for
 from app.diloco.messages import Contribution, Offer, Reply, Report
 from app.diloco.replica import Replica
 from app.diloco.settings import DilocoSettings
+from app.diloco.slot_wait import SlotWait
 
 LOOK_S = 1.0
 """A learner that waits speaks up this often, so that it does not count as hanging."""
@@ -70,17 +70,15 @@ class Process:
         self._agenda, self._post, self._tokens = agenda, post, tokens
         self._up, self.down = Line(agenda, learner.pace, chance), Line(agenda, learner.pace, chance)
         self._adopt_on_arrival = adopt_on_arrival
-        self._joined_at = replica.clock
+        self._slot_wait = SlotWait(settings, joined_at=replica.clock) if settings.blocking else None
+        self._waiting = False
+        """Stands still for a merged fragment."""
         self._loss = float("nan")
         self._idle = False
         self._steps = 0
         self._plan = 0
         """Number of the newest plan for a step or a boundary: older ones are void."""
         self._boundary_at = agenda.now
-        self._waiting: tuple[int, float] | None = None
-        """The fragment that it waits for, and since when."""
-        self._let_go: dict[int, int] = {}
-        """Fragment → clock up to which it does not wait for it any more."""
         self._captured: dict[int, int] = {}
         """Fragment → own steps made when it was last captured."""
         self._adopt_at: dict[int, int] = {}
@@ -98,7 +96,6 @@ class Process:
     # ---- stepping
 
     def _go(self) -> None:
-        self._waiting = None
         self._planned(self._agenda.now + self._pace.step_s, Phase.STEP, self._step)
 
     def _planned(self, at: float, phase: Phase, action: Callable[[], None]) -> None:
@@ -123,32 +120,17 @@ class Process:
             self.hear(reply)
             return
         self._adopt([p for p, steps in self._adopt_at.items() if steps <= self._steps])
-        if self._waits_for() is not None:
+        if self._must_wait():
             self._adopt(list(self._adopt_at))
-        missing = self._waits_for()
-        if missing is None:
-            self._go()
+        self._waiting = self._must_wait()
+        if self._waiting:
+            self._send((), poll=False)
+            self._planned(self._agenda.now + LOOK_S, Phase.BOUNDARY, self._boundary)
         else:
-            self._wait(missing)
+            self._go()
 
-    def _waits_for(self) -> int | None:
-        if not self._settings.blocking:
-            return None
-        held = self.replica.fragments
-        clocks = [max(fragment.clock, self._let_go.get(p, 0)) for p, fragment in enumerate(held)]
-        return waits_for(self.replica.clock, clocks, self._settings, self._joined_at)
-
-    def _wait(self, missing: int) -> None:
-        """Stand still, but not for ever: a round may have come to nothing."""
-        now = self._agenda.now
-        if self._waiting is None or self._waiting[0] != missing:
-            self._waiting = (missing, now)
-        elif now - self._waiting[1] >= self._settings.round_deadline_s:
-            self._let_go[missing] = self.replica.clock
-            self._boundary()
-            return
-        self._send((), poll=False)
-        self._planned(now + LOOK_S, Phase.BOUNDARY, self._boundary)
+    def _must_wait(self) -> bool:
+        return self._slot_wait is not None and self._slot_wait.holds(*self.replica.clocks(), self._agenda.now)
 
     # ---- hearing
 
@@ -162,7 +144,7 @@ class Process:
             return
         if reply.finish:
             self._plan += 1
-            self._idle, self._waiting = True, None
+            self._idle, self._waiting = True, False
         asks = self.replica.hear(reply.epoch, reply.asks)
         for offer in reply.offers:
             self._receive(offer)
@@ -171,12 +153,12 @@ class Process:
         self._captured |= {ask.fragment: self._steps for ask in asks}
         given = [self.replica.contribute(ask, self._pace.step_s, self._loss, self._idle) for ask in asks]
         self._send(given, poll=True)
-        if self._waiting is not None:
+        if self._waiting:
             self._planned(self._agenda.now, Phase.BOUNDARY, self._boundary)
 
     @property
     def _in_step(self) -> bool:
-        return not self._idle and self._waiting is None and self._agenda.now > self._boundary_at
+        return not self._idle and not self._waiting and self._agenda.now > self._boundary_at
 
     def _receive(self, offer: Offer) -> None:
         """Adopted τ own steps after the capture, as if the answer had taken that long, or when it arrives."""

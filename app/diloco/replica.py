@@ -68,6 +68,11 @@ class Replica:
             for held in self.fragments:
                 held.step(tokens)
 
+    def clocks(self) -> tuple[int, list[int]]:
+        """Its own clock, and for each fragment the global clock at which the adopted version was made."""
+        with self.lock:
+            return self.clock, [held.clock for held in self.fragments]
+
     def skip_step(self) -> None:
         """An inner step that wrote nothing (its gradient was not finite): only the clock rises."""
         with self.lock:
@@ -193,7 +198,7 @@ class Replica:
         return adopted
 
     def _adopt(self, received: Received) -> None:
-        """`overwrite` θ ← Θ̂, `mix` θ ← αθ + (1−α)Θ̂, `rebase` θ ← Θ̂ + progress that the merge did not contain.
+        """`overwrite` θ ← Θ̂, `mix` θ ← αθ + (1−α)Θ̂, `rebase` θ ← Θ̂ + progress that the merge did not contain, `keep` θ.
 
         Counters and fates: `docs/protocol.md`, Adoption and the fate of work.
         """
@@ -208,6 +213,9 @@ class Replica:
                     assert contained.delta is not None  # it was sent, so it was encoded
                     progress -= contained.delta
                 value = received.theta_hat + progress
+            case "keep":
+                value = gather(fragment, self._parameters)
+                held.rebase(offer)
             case "mix":
                 alpha = self._settings.mix_alpha
                 value = alpha * gather(fragment, self._parameters) + (1 - alpha) * received.theta_hat

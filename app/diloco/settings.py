@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 CODECS = ("fp32", "bf16", "int8", "int4", "fp4")
 CODEC_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-ADOPTIONS = ("overwrite", "mix", "rebase")
+ADOPTIONS = ("overwrite", "mix", "rebase", "keep")
 LATE_RULES = ("discard", "merge")
 MERGE_RULES = ("rda", "mean")
 OUTER_RULES = ("nesterov", "sgd")
@@ -39,7 +39,7 @@ class DilocoSettings:
     error_feedback: bool = False
     """Learners add what the codec left out of a merged contribution to their next one (adopt=overwrite or mix)."""
     adopt: str = "overwrite"
-    """What a learner does with an offered fragment: overwrite, mix or rebase."""
+    """What a learner does with an offered fragment: overwrite, mix, rebase, or keep (it keeps its own)."""
     mix_alpha: float = 0.5
     """α of adopt=mix: the share of the learner's own value that stays, 0 to 1."""
     late: str = "merge"

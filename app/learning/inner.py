@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from app.config import TrainConfig
+from app.learning.gradients import Part, ShareGradients
 from app.learning.loss import next_token_loss
 from app.learning.optimizer import build_optimizers
 
@@ -24,9 +25,9 @@ class StepResult:
     """What one step did. `skipped`: loss or gradient was not finite, so nothing was written."""
 
     loss: float
-    """Mean nats per predicted token."""
+    """Mean nats per predicted token, of all learners that shared the gradient."""
     tokens: int
-    """Tokens of the batches: samples × seq_len."""
+    """Tokens of the own batches: samples × seq_len."""
     grad_norm: float
     """Before clipping."""
     skipped: bool
@@ -46,7 +47,8 @@ class InnerLoop:
         self._clip = config.grad_clip
         model.train()
         self.model, *self._optimizers = self._accelerator.prepare(model, *build_optimizers(model, config))
-        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        """What is trained."""
 
     @property
     def device(self) -> torch.device:
@@ -54,30 +56,46 @@ class InnerLoop:
         device: torch.device = self._accelerator.device
         return device
 
-    def step(self, batches: Sequence[Tensor], lr: float, parameter_lock: AbstractContextManager[Any]) -> StepResult:
+    def step(
+        self,
+        batches: Sequence[Tensor],
+        lr: float,
+        parameter_lock: AbstractContextManager[Any],
+        share: ShareGradients | None = None,
+    ) -> StepResult:
         """Take one optimizer step on the mean gradient of `batches` (each int64 [B, S]) at learning rate `lr`.
 
-        A loss or gradient that is NaN or Inf skips the step: weights and moments stay as they were.
+        With `share` the gradient is the mean over several learners, of whom this one may have no batch. A loss or
+        gradient that is NaN or Inf skips the step: weights and moments stay as they were.
         """
+        try:
+            whole = self._take_gradients(batches, lr, share)
+            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self._clip))
+            finite = math.isfinite(whole.loss) and math.isfinite(norm)
+            if finite:
+                self._write(whole.lr, parameter_lock)
+        finally:  # also when a group broke: the same batches may come again
+            for optimizer in self._optimizers:
+                optimizer.zero_grad(set_to_none=True)
+        tokens = sum(batch.numel() for batch in batches)
+        return StepResult(whole.loss, tokens, norm, skipped=not finite)
+
+    def _take_gradients(self, batches: Sequence[Tensor], lr: float, share: ShareGradients | None) -> Part:
         loss = torch.zeros((), device=self.device)
         for batch in batches:
-            share = next_token_loss(self.model, batch.to(self.device)) / len(batches)
-            self._accelerator.backward(share)
-            loss += share.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._clip)
-        loss_value, norm_value = float(loss), float(norm)
-        finite = math.isfinite(loss_value) and math.isfinite(norm_value)
-        if finite:
-            for optimizer in self._optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = lr
-            with parameter_lock:
-                for optimizer in self._optimizers:
-                    optimizer.step()
+            part = next_token_loss(self.model, batch.to(self.device)) / len(batches)
+            self._accelerator.backward(part)
+            loss += part.detach()
+        own = Part(sum(batch.numel() for batch in batches), float(loss), lr)
+        return own if share is None else share(self.parameters, own)
+
+    def _write(self, lr: float, parameter_lock: AbstractContextManager[Any]) -> None:
         for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        tokens = sum(batch.numel() for batch in batches)
-        return StepResult(loss_value, tokens, norm_value, skipped=not finite)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+        with parameter_lock:
+            for optimizer in self._optimizers:
+                optimizer.step()
 
     def optimizer_state(self) -> list[dict[str, Any]]:
         """Return the optimizers' states (moments fp32 on the device, views of the live ones)."""
@@ -87,6 +105,17 @@ class InnerLoop:
         """Take over the optimizers' states. Raises ValueError when they are of another model or optimizer."""
         for optimizer, state in zip(self._optimizers, states, strict=True):
             optimizer.load_state_dict(state)
+
+    def state(self) -> dict[str, Any]:
+        """Return all that a step changes: trained parameters and the optimizers' states (views of the live ones)."""
+        return {"parameters": [p.detach() for p in self.parameters], "optimizers": self.optimizer_state()}
+
+    def load_state(self, state: dict[str, Any], parameter_lock: AbstractContextManager[Any]) -> None:
+        """Take over what `state` returned for the same model and optimizer."""
+        with parameter_lock, torch.no_grad():
+            for parameter, value in zip(self.parameters, state["parameters"], strict=True):
+                parameter.copy_(value)
+        self.load_optimizer_state(state["optimizers"])
 
 
 def wants_bf16(precision: str) -> bool:

@@ -8,7 +8,7 @@ import psutil
 import ray
 from ray.util import placement_group_table
 
-ACTOR = re.compile(r"ray::(.+:)?(Learner|Syncer|Supervisor|Ledger|Evaluator)\b")
+ACTOR = re.compile(r"ray::(.+:)?(Learner|Syncer|Supervisor|Ledger|Evaluator|Rendezvous)\b")
 """Title that Ray gives an actor's process: ray::<name>:<class>.<method>."""
 
 

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,9 @@ REFUSED = [
     (["diloco.fragments=25"], "diloco.fragments=25", "1 to diloco.sync_interval=24"),
     (["diloco.sync_interval=0"], "diloco.sync_interval=0", "at least 1"),
     (["diloco.overlap_steps=0"], "diloco.overlap_steps=0", "1 to diloco.sync_interval=24"),
+    (["algo=diloco", "diloco.overlap_steps=-1"], "diloco.overlap_steps=-1", "0 to diloco.sync_interval=24"),
+    (["algo=sgd"], "algo=sgd", "data_parallel, decoupled, diloco, streaming"),
+    (["algo=data_parallel", "diloco.adopt=mix"], "diloco.adopt=mix", "keep is needed"),
     (["diloco.overlap_steps=25"], "diloco.overlap_steps=25", "1 to diloco.sync_interval=24"),
     (["diloco.grace_safety=1.1"], "diloco.grace_safety=1.1", "0 to 1"),
     (["diloco.ring_versions=0"], "diloco.ring_versions=0", "at least 1"),
@@ -86,7 +90,7 @@ REFUSED = [
     (["diloco.codec_block=8"], "diloco.codec_block=8", "power of two from 16 to 4096"),
     (["diloco.codec_block=big"], "diloco.codec_block=big", "whole number"),
     (["diloco.error_feedback=true", "diloco.adopt=rebase"], "diloco.error_feedback=true", "adopt=rebase"),
-    (["diloco.adopt=copy"], "diloco.adopt=copy", "overwrite, mix, rebase"),
+    (["diloco.adopt=copy"], "diloco.adopt=copy", "overwrite, mix, rebase, keep"),
     (["diloco.late=never"], "diloco.late=never", "discard, merge"),
     (["diloco.mix_alpha=-0.1"], "diloco.mix_alpha=-0.1", "0 to 1"),
     (["diloco.outer_lr=0"], "diloco.outer_lr=0", "more than 0"),
@@ -210,6 +214,29 @@ def test_an_empty_pool_gets_nobody() -> None:
     assert config.pool_of("learner-0").name == "fast"
 
 
+def test_the_ladder_of_algorithms() -> None:
+    plain = load(["learners=3"])
+    assert load(["learners=3", "algo=decoupled"]) == plain
+    streaming = load(["learners=3", "algo=streaming", "diloco.mix_alpha=0.25"])
+    expected = {"blocking": True, "min_quorum": 3, "adopt": "mix", "mix_alpha": 0.25, "merge": "mean"}
+    assert streaming.diloco == dataclasses.replace(plain.diloco, **expected)
+    diloco = load(["learners=3", "algo=diloco", "diloco.sync_interval=50"]).diloco
+    assert (diloco.blocking, diloco.fragments, diloco.overlap_steps, diloco.min_quorum) == (True, 1, 0, 3)
+    assert (diloco.adopt, diloco.merge, diloco.sync_interval) == ("overwrite", "mean", 50)
+    parallel = load(["algo=data_parallel"])
+    assert (parallel.algo, parallel.diloco.adopt, parallel.diloco.outer_lr) == ("data_parallel", "keep", 1.0)
+
+
+@pytest.mark.parametrize("change", [{"blocking": True}, {"adopt": "rebase"}])
+def test_data_parallel_only_works_with_weights_that_stay(change: dict[str, Any]) -> None:
+    good = dataclasses.replace(Config(), algo="data_parallel", diloco=DilocoSettings(adopt="keep"))
+    check(good)
+    with pytest.raises(ConfigError, match="when algo=data_parallel"):
+        check(dataclasses.replace(good, diloco=dataclasses.replace(good.diloco, **change)))
+    with pytest.raises(ConfigError, match=r"^pools\.a\.gpus_per_learner=0\.5"):
+        check(dataclasses.replace(good, pools={"a": PoolConfig(gpus_per_learner=0.5)}))
+
+
 REFUSED_POOLS = [
     ({}, "pools={}", "at least one"),
     ({"a": PoolConfig(learners=3)}, "pools.a.learners=3", "3 learners, and learners=4"),
@@ -282,8 +309,9 @@ def test_actors_get_the_schema_without_hydra() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_run_with_chaos_has_a_folder_of_its_own() -> None:
+def test_a_run_with_chaos_or_another_algorithm_has_a_folder_of_its_own() -> None:
     assert load(["chaos=kill_one"]).run.dir == "runs/kill_one"
     assert load(["chaos=none"]).run.dir == load([]).run.dir == "runs/main"
+    assert load(["algo=diloco", "chaos=kill_one"]).run.dir == "runs/diloco-kill_one"
     assert load(["chaos=kill_one", "run.name=mine"]).run.dir == "runs/mine"
     assert load(["chaos=kill_one", "run.dir=/x"]).run.dir == "/x"

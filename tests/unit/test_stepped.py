@@ -1,6 +1,7 @@
 """Whole runs in stepped mode, against an independent float64 version of the algorithm."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from app.diloco.agenda import Pace
 from app.diloco.codec import digest
+from app.diloco.fragments import gather
 from app.diloco.process import Body, SteppedLearner
 from app.diloco.replica import Replica
 from app.diloco.settings import DilocoSettings
@@ -240,3 +242,32 @@ def test_an_offer_is_adopted_tau_steps_after_its_capture() -> None:
         fleet.advance()
         versions.append(fleet.replicas["l0"].fragments[0].version)
     assert versions == [0, 0, 0, 0, 0, 0, 0, 1, 1]
+
+
+def test_with_keep_the_global_model_follows_weights_that_all_share() -> None:
+    """As in data parallel: every learner makes the same steps, the merges change none of them."""
+    dials: dict[str, Any] = {
+        "adopt": "keep",
+        "late": "discard",
+        "merge": "mean",
+        "outer": "sgd",
+        "outer_lr": 1.0,
+        "outer_momentum": 0.0,
+    }
+    settings = DilocoSettings(fragments=3, sync_interval=6, guard_z=0.0, **dials)
+    protocol = restored(settings, tiny_state(settings), [], 1, 10**9)
+    fleet = SteppedFleet(protocol, [replace(puller(0, Pace()), name=f"l{m}") for m in range(3)])
+    lone = tiny_parameters(0)
+    for _ in range(40):
+        fleet.advance()
+        for name, tensor in lone.items():
+            tensor += RATE * (tiny_parameters(10)[name] - tensor)
+    for replica in fleet.replicas.values():
+        assert all(torch.equal(tensor, lone[name]) for name, tensor in replica._parameters.items())
+    fleet.finish()
+    layout = fleet.protocol.layout
+    want = torch.cat([gather(fragment, lone) for fragment in layout.fragments]).numpy().astype(np.float64)
+    assert np.linalg.norm(theta_of(fleet) - want) <= 1e-6 * np.linalg.norm(want)
+    balance = fleet.protocol.books.balance()
+    assert balance.exact
+    assert balance.merged == balance.processed

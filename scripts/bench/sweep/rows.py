@@ -111,11 +111,9 @@ def _ladder() -> list[Row]:
     """From synchronous DiLoCo to Decoupled DiLoCo, and the dials of the latter one at a time."""
     base = "decoupled_m4"
     all_wait = ("diloco.blocking=true", "diloco.min_quorum=4")
-    diloco = (*all_wait, "diloco.fragments=1", "diloco.overlap_steps=0", "diloco.merge=mean")
-    streaming = (*all_wait, "diloco.adopt=mix", "diloco.merge=mean")
     return [
-        Row("diloco", diloco, like=base, note="synchronous, the whole model at once, mean"),
-        Row("streaming", streaming, like=base, note="synchronous, fragments, mix, mean"),
+        Row("diloco", ("algo=diloco",), like=base, note="synchronous, the whole model at once, mean"),
+        Row("streaming", ("algo=streaming",), like=base, note="synchronous, fragments, mix, mean"),
         Row(f"{base}_bf16", BF16, like=base),
         Row(f"{base}_tau0", (*all_wait, "diloco.overlap_steps=0"), like=base, note="all wait for each merge"),
         Row(f"{base}_tau4", ("diloco.overlap_steps=4",), like=base),

@@ -1,0 +1,85 @@
+"""The ladder from data parallel to the decoupled algorithm, each on real actors."""
+
+import time
+
+import pytest
+
+from tests.cluster.audit import assert_no_work_counts_twice, remains
+from tests.cluster.harness import LiveRun, kill, wait_for
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def start(cluster, tmp_path):
+    runs = []
+
+    def _start(*overrides: str) -> LiveRun:
+        runs.append(LiveRun(tmp_path / "run", ["learners=2", *overrides]))
+        return runs[-1]
+
+    yield _start
+    for run in runs:
+        run.close()
+
+
+def completed(run: LiveRun) -> dict:
+    summary = run.wait_done()
+    assert summary["status"] == "completed"
+    assert summary["work"]["balanced"]
+    assert summary["tokens_processed"] >= run.config.train.tokens
+    assert summary["eval_loss_final"] < summary["eval_loss_first"]
+    assert_no_work_counts_twice(run.events("merge"))
+    assert remains(run.spec) == []
+    return summary
+
+
+def steps_apart(run: LiveRun) -> int:
+    """The most steps that two learners were apart at any merge."""
+    counts = [[c["c_steps"] for c in merge["contains"]] for merge in run.events("merge") if not merge["final"]]
+    return max(max(steps) - min(steps) for steps in counts)
+
+
+def test_diloco_merges_the_whole_model_of_everybody_while_nobody_steps(start):
+    whole = ("diloco.fragments=1", "diloco.overlap_steps=0", "diloco.sync_interval=20")
+    run = start("algo=diloco", "pools=mixed", "train.tokens=30000", *whole)
+    summary = completed(run)
+    merges = [merge for merge in run.events("merge") if not merge["final"]]
+    assert len(merges) >= 8
+    assert all(len(merge["contains"]) == 2 and merge["clock"] % 20 == 0 for merge in merges)
+    assert steps_apart(run) == 0  # a fast learner has waited at the slot
+    assert summary["tokens_discarded"] == {}
+    fast, slow = merges[0]["contains"]
+    assert (fast["c_tokens"], slow["c_tokens"]) == (20 * 2 * 32, 20 * 1 * 32)  # the slow pool has half the batch
+    assert fast["weight"] == fast["c_tokens"] ** 2 / fast["c_steps"]
+    assert {name: learner["pool"] for name, learner in summary["learners"].items()} == {
+        "learner-0": "fast",
+        "learner-1": "slow",
+    }
+
+
+def test_streaming_merges_fragment_after_fragment_of_everybody(start):
+    run = start("algo=streaming", "train.tokens=40000", "diloco.sync_interval=40", "diloco.overlap_steps=4")
+    completed(run)
+    merges = [merge for merge in run.events("merge") if not merge["final"]]
+    assert len(merges) >= 8
+    assert all(len(merge["contains"]) == 2 for merge in merges)
+    assert {merge["fragment"] for merge in merges} == {0, 1}
+
+
+def test_data_parallel_goes_on_after_a_learner_was_killed(start):
+    run = start("algo=data_parallel", "train.tokens=60000")
+    victim = run.learner("learner-1")
+    wait_for("it steps", lambda: (s := run.status("learner-1")) and s.steps > 20)
+    kill(victim.pid)
+    other = run.learner("learner-0")
+    wait_for("the other one waits", lambda: (s := run.status("learner-0")) and s.state == "waiting")
+    back = wait_for("it is back", lambda: (s := run.status("learner-1")) and s.incarnation > victim.incarnation and s)
+    wait_for("it steps again", lambda: (s := run.status("learner-1")) and s.steps > 20)
+    assert run.learner("learner-0").incarnation == other.incarnation
+    assert back.pid != victim.pid
+    struck = time.time()
+    wait_for("work of both is merged", lambda: run.merged_since(struck, "learner-1", back.incarnation))
+    summary = completed(run)
+    assert set(summary["tokens_discarded"]) <= {"died"}
+    assert summary["learners"]["learner-1"]["incarnations"] == 2
