@@ -1,12 +1,13 @@
-"""A whole training run in one process, learners stepped in turn: quality depends on the order of events, not on time.
+"""A whole training run in one process, in virtual time: quality depends on the order of events, not on the clock.
 
-Drives the same protocol, replicas and inner loops as the actors do, with virtual time. `train_data_parallel` is the
-baseline: the same loop on the mean gradient of all learners' batches.
+Drives the same protocol, replicas and inner loops as the actors do; paces, delays and deaths come from a schedule.
+`train_data_parallel` is the baseline: the same loop on the mean gradient of all learners' batches.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,21 +17,45 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from app.config import Config
+from app.config import Config, TrainConfig
+from app.diloco.agenda import Kill, Pace, kills_every
 from app.diloco.fragments import build_layout, gather, scatter_, specs_of
+from app.diloco.process import Body, SteppedLearner
 from app.diloco.protocol import Protocol
 from app.diloco.replica import Replica
 from app.diloco.state import GlobalFragment
-from app.diloco.stepped import SteppedFleet, SteppedLearner
+from app.diloco.stepped import SteppedFleet
 from app.learning.blocks import Permutation
 from app.learning.data import PreparedData, prepare
 from app.learning.evaluate import evaluate
 from app.learning.inner import InnerLoop
 from app.learning.model import build_model
-from app.learning.schedule import learning_rate
+from app.learning.schedule import learning_rate, rejoin_factor
 
 NO_BUDGET = 10**15
-"""The caller ends the run: all learners have made the same steps then."""
+"""The caller ends the run, after the moment in which the budget is reached."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How time passes, in virtual seconds. As it stands all learners step together and nothing takes time."""
+
+    step_s: float = 0.125
+    """An inner step of a learner whose pool has no slowdown: about that of the default run on two cores."""
+    delay_s: float = 0.0
+    """A message between a learner and the syncer, each way."""
+    jitter_s: float = 0.0
+    """A message takes up to this much longer."""
+    merge_s: float = 0.0
+    """From the end of a round until its version is offered."""
+    adopt_on_arrival: bool = False
+    """Adopt at the first step boundary after arrival, as the actors do; without it τ own steps after the capture."""
+    kill_every_s: float = 0.0
+    """A learner drawn by the run's seed dies this often; 0 means never."""
+    notice_s: float = 1.0
+    """From a death until the syncer is told."""
+    away_s: float = 19.0
+    """From a death until the learner's next process trains."""
 
 
 @dataclass(frozen=True)
@@ -46,24 +71,37 @@ class Outcome:
     """Discarded work, that overwritten in flight included, as a share of the processed."""
     contributors: float
     """Mean contributors of a merge; 0 without merges."""
+    deaths: int
+    virtual_s: float
+    """Virtual seconds until the token budget was reached."""
 
 
-def train_decoupled(config: Config, data_folder: Path) -> Outcome:
-    """Train `config.learners` learners in lockstep to the token budget, and evaluate the global model."""
+def train_decoupled(config: Config, data_folder: Path, schedule: Schedule) -> Outcome:
+    """Train `config.learners` learners to the token budget, and evaluate the global model.
+
+    A learner's pool gives its batches and its slowdown. Raises AssertionError when the fates of work do not balance.
+    """
     data = prepare(config.data, data_folder)
     model = _model(config, data)
     parameters = _trained(model)
     protocol = _protocol(config, model)
-    rows = _steps_of_rows(config, len(data.train))
-    learners = [_learner(config, data, name, rows) for name in config.learner_ids]
-    fleet = SteppedFleet(protocol, learners)
+    samples = Samples(config, len(data.train))
+    fleet = SteppedFleet(
+        protocol,
+        [_learner(config, data, name, samples, schedule) for name in config.learner_ids],
+        merge_s=schedule.merge_s,
+        kills=_kills(config, schedule),
+        adopt_on_arrival=schedule.adopt_on_arrival,
+        chance=random.Random(config.run.seed),
+    )
     while protocol.books.tokens < config.train.tokens:
-        fleet.tick()
+        fleet.advance()
+    virtual_s = fleet.now
     fleet.finish()
     for layout, fragment in zip(protocol.layout.fragments, protocol.fragments, strict=True):
         scatter_(layout, fragment.theta, parameters)
     balance = protocol.books.balance()
-    if not balance.exact:
+    if not balance.exact or balance.outstanding:
         raise AssertionError(f"the fates of work do not balance: {balance}")
     merges = [note.fields for note in fleet.notes if note.kind == "merge"]
     return _outcome(
@@ -74,20 +112,29 @@ def train_decoupled(config: Config, data_folder: Path) -> Outcome:
         merges=len(merges),
         discarded_share=sum(balance.discarded.values()) / balance.processed,
         contributors=sum(len(merge["contains"]) for merge in merges) / max(1, len(merges)),
+        deaths=sum(note.kind == "leave" for note in fleet.notes),
+        virtual_s=virtual_s,
     )
 
 
-def train_data_parallel(config: Config, data_folder: Path) -> Outcome:
-    """Train one model on the mean gradient of the batches that `config.learners` workers would have taken."""
+def train_data_parallel(config: Config, data_folder: Path, schedule: Schedule) -> Outcome:
+    """Train one model on the mean gradient of the batches that `config.learners` workers would have taken.
+
+    Nobody dies and the all-reduce takes no time; the slowest worker sets the pace.
+    """
     data = prepare(config.data, data_folder)
     model = _model(config, data)
     loop = InnerLoop(model, config.train)
-    rows = _steps_of_rows(config, len(data.train))
-    tokens = 0
+    samples = Samples(config, len(data.train))
+    pools = [config.pool_of(name) for name in config.learner_ids]
+    tokens = steps = 0
     while tokens < config.train.tokens:
-        batches = [b for _ in config.learner_ids for b in _batches(config, data, next(rows))]
+        batches = [batch for pool in pools for batch in _batches(data, samples, pool.train)]
         tokens += loop.step(batches, learning_rate(tokens, config.train), contextlib.nullcontext()).tokens
-    return _outcome(config, data, model, tokens=tokens, merges=0, discarded_share=0.0, contributors=0.0)
+        steps += 1
+    virtual_s = steps * schedule.step_s * max(pool.settings.slowdown for pool in pools)
+    none = {"merges": 0, "discarded_share": 0.0, "contributors": 0.0, "deaths": 0}
+    return _outcome(config, data, model, tokens=tokens, virtual_s=virtual_s, **none)
 
 
 def _model(config: Config, data: PreparedData) -> Any:
@@ -111,35 +158,60 @@ def _protocol(config: Config, model: torch.nn.Module) -> Protocol:
     )
 
 
-def _learner(config: Config, data: PreparedData, name: str, rows: Iterator[npt.NDArray[np.int64]]) -> SteppedLearner:
-    model = _model(config, data)
-    loop = InnerLoop(model, config.train)
+def _learner(config: Config, data: PreparedData, name: str, samples: Samples, schedule: Schedule) -> SteppedLearner:
+    pool = config.pool_of(name)
 
-    def inner_step(replica: Replica, tokens: int) -> float:
-        batches = _batches(config, data, next(rows))
-        count = sum(batch.numel() for batch in batches)
-        return loop.step(batches, learning_rate(tokens, config.train), replica.writing(count)).loss
+    def start() -> Body:
+        model = _model(config, data)
+        loop = InnerLoop(model, pool.train)
 
-    return SteppedLearner(name, _trained(model), inner_step)
+        def inner_step(replica: Replica, tokens: int) -> float:
+            batches = _batches(data, samples, pool.train)
+            lr = learning_rate(tokens, pool.train)
+            if replica.sender.incarnation > 1:
+                lr *= rejoin_factor(replica.steps, pool.train.rejoin_warmup_steps)
+            result = loop.step(batches, lr, replica.writing(sum(batch.numel() for batch in batches)))
+            if result.skipped:
+                replica.skip_step()
+            return result.loss
 
+        return Body(_trained(model), inner_step)
 
-def _steps_of_rows(config: Config, samples: int) -> Iterator[npt.NDArray[np.int64]]:
-    """The samples of one learner's step after the other, int64 [B · accumulation], in the run's permutation."""
-    permutation = Permutation(config.run.seed, samples, config.data.block_samples)
-    count = config.train.batch_size * config.train.accumulation
-    waiting = np.empty(0, dtype=np.int64)
-    epoch = 0
-    while True:
-        for block in range(permutation.blocks):
-            waiting = np.concatenate([waiting, permutation.indices(epoch, block)])
-            while len(waiting) >= count:
-                yield waiting[:count]
-                waiting = waiting[count:]
-        epoch += 1
+    pace = Pace(schedule.step_s * pool.settings.slowdown, schedule.delay_s, schedule.jitter_s)
+    return SteppedLearner(name, start, pace)
 
 
-def _batches(config: Config, data: PreparedData, rows: npt.NDArray[np.int64]) -> list[torch.Tensor]:
-    return list(data.train.take(rows).split(config.train.batch_size))
+def _kills(config: Config, schedule: Schedule) -> Iterator[Kill]:
+    if not schedule.kill_every_s:
+        return iter(())
+    chance = random.Random(config.run.seed)
+    return kills_every(schedule.kill_every_s, config.learner_ids, schedule.notice_s, schedule.away_s, chance)
+
+
+class Samples:
+    """The run's permutation of the samples, handed out in the order in which steps are made.
+
+    What a learner that died had taken is not handed out again.
+    """
+
+    def __init__(self, config: Config, samples: int):
+        self._permutation = Permutation(config.run.seed, samples, config.data.block_samples)
+        self._waiting = np.empty(0, dtype=np.int64)
+        self._block = 0
+
+    def take(self, count: int) -> npt.NDArray[np.int64]:
+        """The next samples, int64 [count]."""
+        while len(self._waiting) < count:
+            epoch, block = divmod(self._block, self._permutation.blocks)
+            self._waiting = np.concatenate([self._waiting, self._permutation.indices(epoch, block)])
+            self._block += 1
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
+
+
+def _batches(data: PreparedData, samples: Samples, train: TrainConfig) -> list[torch.Tensor]:
+    """One step's batches, each int64 [B, S]."""
+    return list(data.train.take(samples.take(train.batch_size * train.accumulation)).split(train.batch_size))
 
 
 def _outcome(config: Config, data: PreparedData, model: Any, **figures: Any) -> Outcome:

@@ -1,17 +1,20 @@
 """Whole runs in stepped mode, against an independent float64 version of the algorithm."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from app.diloco.agenda import Pace
 from app.diloco.codec import digest
 from app.diloco.fragments import gather
+from app.diloco.process import Body, SteppedLearner
 from app.diloco.replica import Replica
 from app.diloco.settings import DilocoSettings
-from app.diloco.stepped import SteppedFleet, SteppedLearner
+from app.diloco.stepped import SteppedFleet
 from tests.unit.tiny import SPECS, restored, tiny_layout, tiny_parameters, tiny_state
 
 RATE = 0.1
@@ -19,28 +22,28 @@ TOKENS = (8, 24, 8, 16, 40)
 Arrays = dict[str, np.ndarray]
 
 
-def pull(target: dict[str, torch.Tensor], tokens: int) -> Callable[[Replica, int], float]:
-    """An inner step toward this learner's own target."""
+def puller(m: int, pace: Pace) -> SteppedLearner:
+    """A learner whose inner step moves toward its own target."""
+    target = tiny_parameters(10 + m)
 
     def inner_step(replica: Replica, _: int) -> float:
-        with replica.writing(tokens):
+        with replica.writing(TOKENS[m]):
             for name, tensor in replica._parameters.items():
                 tensor += RATE * (target[name] - tensor)
         return 0.0
 
-    return inner_step
+    return SteppedLearner(f"l{m}", lambda: Body(tiny_parameters(99), inner_step), pace)
+
+
+def fleet_at(paces: Sequence[Pace], dials: dict[str, Any], **schedule: Any) -> SteppedFleet:
+    settings = DilocoSettings(**({"fragments": 3, "sync_interval": 6} | dials))
+    protocol = restored(settings, tiny_state(settings), [], 1, 10**9)
+    return SteppedFleet(protocol, [puller(m, pace) for m, pace in enumerate(paces)], **schedule)
 
 
 def fleet_of(learners: int, **dials: Any) -> SteppedFleet:
-    settings = DilocoSettings(**({"fragments": 3, "sync_interval": 6} | dials))
-    protocol = restored(settings, tiny_state(settings), [], 1, 10**9)
-    return SteppedFleet(
-        protocol,
-        [
-            SteppedLearner(f"l{m}", tiny_parameters(99), pull(tiny_parameters(10 + m), TOKENS[m]))
-            for m in range(learners)
-        ],
-    )
+    """In lockstep, without delays."""
+    return fleet_at([Pace()] * learners, dials)
 
 
 def theta_of(fleet: SteppedFleet) -> np.ndarray:
@@ -144,7 +147,7 @@ def test_a_run_equals_the_reference(learners: int, adopt: str, tau: int) -> None
     fleet = fleet_of(learners, adopt=adopt, overlap_steps=tau, min_quorum=learners, mix_alpha=0.25)
     reference = Reference(learners, fleet.protocol.settings)
     for t in range(1, 61):
-        fleet.tick()
+        fleet.advance()
         reference.tick(t)
     assert [f.version for f in fleet.protocol.fragments] == [10, 10, 10]
     want = np.concatenate(reference.theta)
@@ -162,7 +165,7 @@ def test_one_learner_with_a_plain_outer_step_stays_where_it_is(adopt: str, tau: 
     alone = {k: v.double() for k, v in tiny_parameters(0).items()}
     target = {k: v.double() for k, v in tiny_parameters(10).items()}
     for _ in range(60):
-        fleet.tick()
+        fleet.advance()
         for name, tensor in alone.items():
             tensor += RATE * (target[name] - tensor)
     assert fleet.protocol.merges == 30
@@ -175,7 +178,7 @@ def test_one_learner_with_a_plain_outer_step_stays_where_it_is(adopt: str, tau: 
 def test_all_hold_the_same_bits_after_adoption(codec: str, adopt: str) -> None:
     fleet = fleet_of(3, codec_down=codec, codec_up=codec, adopt=adopt)
     for _ in range(40):
-        fleet.tick()
+        fleet.advance()
         for replica in fleet.replicas.values():
             for held, fragment in zip(replica.fragments, fleet.protocol.fragments, strict=True):
                 if held.version == fragment.version:
@@ -190,7 +193,7 @@ def test_all_hold_the_same_bits_after_adoption(codec: str, adopt: str) -> None:
 def test_the_fates_balance_at_every_step(adopt: str, tau: int, late: str) -> None:
     fleet = fleet_of(3, adopt=adopt, late=late, overlap_steps=tau, sync_interval=4)
     for _ in range(30):
-        fleet.tick()
+        fleet.advance()
         balance = fleet.protocol.books.balance()
         assert balance.exact
         assert balance.processed == fleet.protocol.books.tokens * fleet.protocol.layout.numel
@@ -214,7 +217,7 @@ def test_the_fates_balance_at_every_step(adopt: str, tau: int, late: str) -> Non
 def test_the_last_round_takes_what_is_left() -> None:
     fleet = fleet_of(2, overlap_steps=2)
     for _ in range(7):
-        fleet.tick()
+        fleet.advance()
     merged = fleet.protocol.books.balance().merged
     fleet.finish()
     assert fleet.protocol.ended
@@ -226,7 +229,7 @@ def test_a_run_is_deterministic() -> None:
     def digests() -> list[str]:
         fleet = fleet_of(3, codec_down="bf16", adopt="mix")
         for _ in range(30):
-            fleet.tick()
+            fleet.advance()
         return [f.digest for f in fleet.protocol.fragments]
 
     assert digests() == digests()
@@ -236,14 +239,14 @@ def test_an_offer_is_adopted_tau_steps_after_its_capture() -> None:
     fleet = fleet_of(2, fragments=1, sync_interval=6, overlap_steps=2)
     versions = []
     for _ in range(9):
-        fleet.tick()
+        fleet.advance()
         versions.append(fleet.replicas["l0"].fragments[0].version)
     assert versions == [0, 0, 0, 0, 0, 0, 0, 1, 1]
 
 
 def test_with_keep_the_global_model_follows_weights_that_all_share() -> None:
     """As in data parallel: every learner makes the same steps, the merges change none of them."""
-    dials = {
+    dials: dict[str, Any] = {
         "adopt": "keep",
         "late": "discard",
         "merge": "mean",
@@ -251,11 +254,12 @@ def test_with_keep_the_global_model_follows_weights_that_all_share() -> None:
         "outer_lr": 1.0,
         "outer_momentum": 0.0,
     }
-    fleet, lone = fleet_of(3, guard_z=0.0, **dials), tiny_parameters(0)
-    for learner in fleet._learners.values():
-        learner.inner_step = pull(tiny_parameters(10), 8)
+    settings = DilocoSettings(fragments=3, sync_interval=6, guard_z=0.0, **dials)
+    protocol = restored(settings, tiny_state(settings), [], 1, 10**9)
+    fleet = SteppedFleet(protocol, [replace(puller(0, Pace()), name=f"l{m}") for m in range(3)])
+    lone = tiny_parameters(0)
     for _ in range(40):
-        fleet.tick()
+        fleet.advance()
         for name, tensor in lone.items():
             tensor += RATE * (tiny_parameters(10)[name] - tensor)
     for replica in fleet.replicas.values():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from app.config import load
-from app.stepped_run import train_data_parallel, train_decoupled
+from app.stepped_run import Schedule, train_data_parallel, train_decoupled
 
 SMALL = [
     "model=micro",
@@ -21,6 +21,7 @@ SMALL = [
     "diloco.sync_interval=8",
     "train.tokens=12000",
 ]
+LOCKSTEP = Schedule()
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def test_one_learner_with_a_plain_outer_step_is_plain_training(folder, optimizer
     one = config(
         "learners=1", f"train.optimizer={optimizer}", overlap_steps=0, outer_lr=1.0, outer_momentum=0.0, guard_z=0.0
     )
-    plain, decoupled = train_data_parallel(one, folder), train_decoupled(one, folder)
+    plain, decoupled = train_data_parallel(one, folder, LOCKSTEP), train_decoupled(one, folder, LOCKSTEP)
     assert decoupled.merges > 20
     assert decoupled.discarded_share == 0.0
     assert decoupled.tokens == plain.tokens
@@ -48,8 +49,23 @@ def test_one_learner_with_a_plain_outer_step_is_plain_training(folder, optimizer
 @pytest.mark.parametrize("codec", ["fp32", "int4"])
 def test_several_learners_learn_alike_every_time(folder, codec):
     several = config("learners=3", f"diloco.codec_up={codec}", f"diloco.codec_down={codec}")
-    first, second = train_decoupled(several, folder), train_decoupled(several, folder)
+    first, second = train_decoupled(several, folder, LOCKSTEP), train_decoupled(several, folder, LOCKSTEP)
     assert first == second
     assert first.contributors == pytest.approx(3.0)
     assert 0.0 < first.discarded_share < 0.5
     assert first.loss < 5.2  # ln 257 is 5.55
+
+
+def test_slow_learners_and_deaths_take_their_share(folder):
+    slow = ("+pools.slow.learners=1", "+pools.slow.slowdown=4", "+pools.slow.batch_size=1")
+    mixed = config("learners=3", "train.tokens=6000", *slow)
+    schedule = Schedule(adopt_on_arrival=True, jitter_s=0.02, kill_every_s=2.0, notice_s=0.5, away_s=1.5)
+    disturbed = train_decoupled(mixed, folder, schedule)
+    undisturbed = train_decoupled(mixed, folder, dataclasses.replace(schedule, kill_every_s=0.0))
+    # In 0.5 s two learners make 4 steps of 2 samples each, the slow one makes one of 1; a sample has 32 tokens.
+    assert undisturbed.virtual_s == pytest.approx(6_000 / (2 * (4 * 2 + 4 * 2 + 1) * 32), abs=0.5)
+    assert undisturbed.deaths == 0
+    assert disturbed.deaths == disturbed.virtual_s // 2
+    assert disturbed.virtual_s > undisturbed.virtual_s
+    assert disturbed.discarded_share > undisturbed.discarded_share
+    assert 1.5 < disturbed.contributors < undisturbed.contributors <= 3.0

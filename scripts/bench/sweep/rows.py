@@ -1,0 +1,180 @@
+"""The rows of the quality benchmark: every setting that is compared, and with which other one.
+
+All rows train on the same tokens of the same data in steps of 32 samples in all: M learners take 32/M each. The core
+table costs 40 runs, those that find the learning rates included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.stepped_run import Schedule
+
+SMALL = (
+    "model.hidden=64",
+    "model.heads=2",
+    "model.intermediate=172",
+    "data.tokenizer=bytes",
+    "data.seq_len=64",
+    "train.batch_size=8",
+    "train.precision=fp32",
+)
+"""0.1 million parameters on bytes."""
+LARGE = (*SMALL, "model.hidden=128", "model.heads=4", "model.intermediate=344", "model.layers=3")
+"""0.6 million."""
+SIZES = {"small": SMALL, "large": LARGE}
+LRS = {"adamw": ("2e-3", "4e-3", "8e-3"), "muon": ("4e-3", "8e-3", "16e-3")}
+
+INT4 = ("diloco.codec_up=int4", "diloco.codec_down=int4")
+FP4 = ("diloco.codec_up=fp4", "diloco.codec_down=fp4")
+BF16 = ("diloco.codec_up=bf16", "diloco.codec_down=bf16")
+MIXED = (
+    "+pools.slow.learners=1",
+    "+pools.slow.slowdown=2",
+    "+pools.slower.learners=1",
+    "+pools.slower.slowdown=4",
+)
+"""Two of four learners are slow: one takes twice as long for a step, one four times."""
+NETWORK = Schedule(delay_s=0.01, jitter_s=0.05, merge_s=0.02, adopt_on_arrival=True)
+"""A step is 125 ms, a message takes 10 to 60 ms, a merge 20 ms."""
+LOCKSTEP = Schedule()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting."""
+
+    name: str
+    overrides: tuple[str, ...] = ()
+    optimizer: str = "adamw"
+    size: str = "small"
+    data_parallel: bool = False
+    schedule: Schedule = LOCKSTEP
+    core: bool = False
+    """Belongs to the core table: three seeds."""
+    tune: bool = False
+    """Tries all learning rates; a row that does not takes the best of the row it varies."""
+    like: str = ""
+    """The row that it varies, and is compared with seed by seed."""
+    note: str = ""
+
+    @property
+    def lrs(self) -> tuple[str, ...]:
+        """Learning rates to try."""
+        return LRS[self.optimizer]
+
+    @property
+    def baseline(self) -> str:
+        """Data parallel with the same inner optimizer and model."""
+        return _named("data_parallel", self.optimizer, "", self.size)
+
+    @property
+    def all_overrides(self) -> tuple[str, ...]:
+        """Size, optimizer and what is special about the row."""
+        return (*SIZES[self.size], f"train.optimizer={self.optimizer}", *self.overrides)
+
+
+def _named(base: str, optimizer: str, end: str, size: str = "small") -> str:
+    parts = [base, "muon" if optimizer == "muon" else "", end, "large" if size == "large" else ""]
+    return "_".join(part for part in parts if part)
+
+
+def _core() -> list[Row]:
+    rows = []
+    for optimizer in ("adamw", "muon"):
+        adamw = optimizer == "adamw"
+        plain, int4 = _named("decoupled_m4", optimizer, ""), _named("decoupled_m4", optimizer, "int4")
+        data_parallel, m2 = _named("data_parallel", optimizer, ""), _named("decoupled_m2", optimizer, "int4")
+        two = ("learners=2", "train.batch_size=16", *INT4)
+        rows += [
+            Row(data_parallel, (), optimizer, data_parallel=True, core=True, tune=True),
+            Row(plain, (), optimizer, core=adamw, tune=True, like=data_parallel),
+            Row(int4, INT4, optimizer, core=True, like=plain),
+            Row(_named("decoupled_m4", optimizer, "fp4"), FP4, optimizer, core=adamw, like=plain),
+            Row(m2, two, optimizer, core=True, tune=True, like=int4),
+            _killed(int4, optimizer, 30.0, core=adamw),
+            _killed(int4, optimizer, 60.0, core=False),
+        ]
+    return rows
+
+
+def _killed(like: str, optimizer: str, every_s: float, core: bool) -> Row:
+    schedule = Schedule(kill_every_s=every_s)
+    every, away = every_s / schedule.step_s, schedule.away_s / schedule.step_s
+    note = (
+        f"a learner dies every {every:.0f} steps ({every_s:.0f} s) and is away for {away:.0f} ({schedule.away_s:.0f} s)"
+    )
+    return Row(f"{like}_kill{every_s:.0f}", INT4, optimizer, schedule=schedule, core=core, like=like, note=note)
+
+
+def _ladder() -> list[Row]:
+    """From synchronous DiLoCo to Decoupled DiLoCo, and the dials of the latter one at a time."""
+    base = "decoupled_m4"
+    all_wait = ("diloco.blocking=true", "diloco.min_quorum=4")
+    return [
+        Row("diloco", ("algo=diloco",), like=base, note="synchronous, the whole model at once, mean"),
+        Row("streaming", ("algo=streaming",), like=base, note="synchronous, fragments, mix, mean"),
+        Row(f"{base}_bf16", BF16, like=base),
+        Row(f"{base}_tau0", (*all_wait, "diloco.overlap_steps=0"), like=base, note="all wait for each merge"),
+        Row(f"{base}_tau4", ("diloco.overlap_steps=4",), like=base),
+        Row(f"{base}_mix", ("diloco.adopt=mix",), like=base),
+        Row(f"{base}_rebase", ("diloco.adopt=rebase",), like=base),
+        Row(f"{base}_rebase_int4", ("diloco.adopt=rebase", *INT4), like=f"{base}_int4"),
+        Row(f"{base}_mean", ("diloco.merge=mean",), like=base),
+        Row(f"{base}_sgd", ("diloco.outer=sgd",), like=base),
+        Row(f"{base}_h8", ("diloco.sync_interval=8", "diloco.overlap_steps=1"), like=base),
+        *_wider(8, base),
+        *_wider(16, base),
+    ]
+
+
+def _wider(learners: int, like: str) -> list[Row]:
+    overrides = (f"learners={learners}", f"train.batch_size={32 // learners}")
+    name = f"decoupled_m{learners}"
+    return [
+        Row(name, overrides, like=like),
+        Row(f"{name}_mean", (*overrides, "diloco.merge=mean"), like=name),
+    ]
+
+
+def _mixed() -> list[Row]:
+    """The pool of unequal learners, on a network: quorum, grace window and ring matter there."""
+    name = "decoupled_mixed"
+    variants = {
+        "gamma0": "diloco.grace_safety=0",
+        "gamma04": "diloco.grace_safety=0.4",
+        "k2": "diloco.min_quorum=2",
+        "k4": "diloco.min_quorum=4",
+        "r1": "diloco.ring_versions=1",
+    }
+    note = "two of four learners take 2 and 4 times as long for a step; messages take 10 to 60 ms, adopted on arrival"
+    return [
+        Row(name, MIXED, schedule=NETWORK, like="decoupled_m4", note=note),
+        *(Row(f"{name}_{end}", (*MIXED, dial), schedule=NETWORK, like=name) for end, dial in variants.items()),
+    ]
+
+
+def _outer() -> list[Row]:
+    rows = []
+    for lr, momentum in (("1.0", "0.0"), ("0.7", "0.3"), ("0.7", "0.5"), ("0.3", "0.8"), ("0.7", "0.9")):
+        overrides = (f"diloco.outer_lr={lr}", f"diloco.outer_momentum={momentum}")
+        for optimizer in ("adamw", "muon"):
+            base = _named("decoupled_m4", optimizer, "")
+            rows.append(Row(f"{base}_outer_{lr}_{momentum}", overrides, optimizer, like=base))
+    return rows
+
+
+def _large() -> list[Row]:
+    """The second size: does the gap shrink?"""
+    rows = []
+    for optimizer in ("adamw", "muon"):
+        data_parallel = _named("data_parallel", optimizer, "", "large")
+        decoupled = _named("decoupled_m4", optimizer, "int4", "large")
+        rows += [
+            Row(data_parallel, (), optimizer, "large", data_parallel=True, tune=True),
+            Row(decoupled, INT4, optimizer, "large", tune=True, like=data_parallel),
+        ]
+    return rows
+
+
+ROWS = {row.name: row for row in [*_core(), *_ladder(), *_mixed(), *_outer(), *_large()]}

@@ -1,0 +1,150 @@
+"""The quality benchmark: which runs it makes, how it knows them again, and its statistics."""
+
+import pytest
+
+from sweep.figures import compared, figures, table
+from sweep.report import BEGIN, END, draw, write_table
+from sweep.results import ACTORS, CORE_SEEDS, Job, Results, tuned
+from sweep.rows import ROWS
+
+TOKENS = 1000
+
+
+def line(row: str, lr: str, seed: int, loss: float, **changes: object) -> dict[str, object]:
+    job = Job(row, lr, seed, TOKENS)
+    fate = {"tokens": 1000, "merges": 7, "discarded_share": 0.25, "contributors": 3.5, "virtual_s": 4.0, "seconds": 1.0}
+    return {"row": row, "settings": job.settings | changes, "loss": loss} | fate
+
+
+def results_with(path, *lines):
+    results = Results(path)
+    for each in lines:
+        results.add(each)
+    return Results(path)  # as they come back from the file
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "docs" / "quality.jsonl"
+
+
+@pytest.mark.parametrize("name", sorted({row.overrides: row.name for row in ROWS.values()}.values()))
+def test_every_row_has_a_configuration(name: str):
+    row = ROWS[name]
+    assert Job(name, row.lrs[0], 0, TOKENS).settings["train.lr"] == float(row.lrs[0])
+
+
+def test_every_row_has_rows_to_compare_with_and_none_is_there_twice():
+    for row in ROWS.values():
+        assert ROWS[row.baseline].data_parallel
+        assert ROWS[row.baseline].tune
+        assert row.like in ROWS or row.data_parallel
+        assert len(tuned(row).lrs) >= 3
+    assert len({(row.all_overrides, row.schedule, row.data_parallel) for row in ROWS.values()}) == len(ROWS)
+
+
+def test_the_core_table_costs_forty_runs_at_most():
+    core = [row for row in ROWS.values() if row.core]
+    learning_rates = {(tuned(row).name, lr) for row in core for lr in tuned(row).lrs}
+    other_seeds = sum(CORE_SEEDS - 1 for row in core)
+    first_seeds = sum(not row.tune for row in core)
+    assert len(learning_rates) + other_seeds + first_seeds <= 40
+
+
+def test_a_finished_run_is_known_by_its_settings(path):
+    results = results_with(path, line("decoupled_m4", "4e-3", 0, 2.0))
+    assert results.of(Job("decoupled_m4", "4e-3", 0, TOKENS))["loss"] == 2.0
+    for other in (
+        Job("decoupled_m4", "8e-3", 0, TOKENS),
+        Job("decoupled_m4", "4e-3", 1, TOKENS),
+        Job("decoupled_m4", "4e-3", 0, 2 * TOKENS),
+        Job("decoupled_m4_int4", "4e-3", 0, TOKENS),
+        Job("decoupled_m4_int4_kill30", "4e-3", 0, TOKENS),
+        Job("decoupled_mixed", "4e-3", 0, TOKENS),
+        Job("data_parallel", "4e-3", 0, TOKENS),
+    ):
+        assert results.of(other) is None
+
+
+def test_a_run_under_another_name_is_the_same_run(path):
+    known = line("decoupled_m4", "4e-3", 0, 2.0) | {"row": "an_old_name"}
+    assert results_with(path, known).of(Job("decoupled_m4", "4e-3", 0, TOKENS)) is not None
+
+
+def test_a_setting_that_did_not_exist_counts_as_its_default(path):
+    known = line("decoupled_m4", "4e-3", 0, 2.0)
+    for key in ("schedule.kill_every_s", "schedule.step_s", "diloco.blocking", "pools"):
+        del known["settings"][key]
+    results = results_with(path, known)
+    assert results.of(Job("decoupled_m4", "4e-3", 0, TOKENS)) is not None
+    unlike = line("decoupled_m4_int4_kill30", "4e-3", 0, 2.0)
+    del unlike["settings"]["schedule.kill_every_s"]
+    assert results_with(path, unlike).of(Job("decoupled_m4_int4_kill30", "4e-3", 0, TOKENS)) is None
+
+
+def test_a_run_by_the_actors_is_another_one(path):
+    results = results_with(path, line("decoupled_m4_int4", "4e-3", 0, 2.0) | {"how": ACTORS})
+    job = Job("decoupled_m4_int4", "4e-3", 0, TOKENS)
+    assert results.of(job) is None
+    assert results.of(job, ACTORS) is not None
+
+
+def test_each_row_goes_on_at_the_best_of_all_its_learning_rates(path):
+    tried = [line("decoupled_m4", lr, 0, loss) for lr, loss in (("2e-3", 2.2), ("4e-3", 2.0))]
+    assert results_with(path, *tried).best_lr(ROWS["decoupled_m4"], TOKENS) is None
+    assert results_with(path).jobs_of(ROWS["decoupled_m4"], None, TOKENS) == []
+    results = results_with(path, line("decoupled_m4", "8e-3", 0, 2.1))
+    assert results.best_lr(ROWS["decoupled_m4"], TOKENS) == "4e-3"
+    seeds = [(job.lr, job.seed) for job in results.jobs_of(ROWS["decoupled_m4"], None, TOKENS)]
+    assert seeds == [("4e-3", 0), ("4e-3", 1), ("4e-3", 2)]
+    # int4 varies it, and the kill varies int4.
+    assert results.best_lr(ROWS["decoupled_m4_int4_kill30"], TOKENS) == "4e-3"
+    assert len(results.jobs_of(ROWS["decoupled_m4_mean"], None, TOKENS)) == 1
+
+
+def test_differences_are_paired_by_seed():
+    mean, error = compared({0: 2.02, 1: 2.04, 2: 2.03, 5: 9.0}, {2: 2.0, 1: 2.0, 0: 2.0, 7: 1.0})
+    # Differences of 1, 2 and 1.5%: mean 1.5, standard deviation 0.5, error 0.5/√3.
+    assert mean == pytest.approx(1.5)
+    assert error == pytest.approx(0.2886751)
+    assert compared({0: 3.0}, {0: 2.0}) == (pytest.approx(50.0), None)
+    assert compared({0: 3.0}, {1: 2.0}) == (None, None)
+
+
+def some_results(path) -> Results:
+    baseline = [line("data_parallel", lr, 0, 2.0 if lr == "4e-3" else 3.0) for lr in ROWS["data_parallel"].lrs]
+    plain = [line("decoupled_m4", lr, 0, 2.2 if lr == "8e-3" else 3.0) for lr in ROWS["decoupled_m4"].lrs]
+    seeds = [line("data_parallel", "4e-3", 1, 1.6), line("decoupled_m4", "8e-3", 1, 1.6)]
+    int4 = [line("decoupled_m4_int4", "8e-3", 0, 2.2 * 1.01), line("decoupled_m4_int4", "8e-3", 1, 1.6 * 1.03)]
+    return results_with(path, *baseline, *plain, *seeds, *int4)
+
+
+def test_figures_of_a_row(path):
+    found = figures(some_results(path), ROWS["decoupled_m4_int4"], None, TOKENS)
+    assert found["losses"] == {0: pytest.approx(2.222), 1: pytest.approx(1.648)}
+    assert (found["lr"], found["lr_at_edge"]) == ("8e-3", True)
+    assert found["gap_percent"] == pytest.approx((11.1 + 3.0) / 2)
+    assert found["gap_error"] == pytest.approx(abs(11.1 - 3.0) / 2)
+    assert (found["like"], found["against_percent"]) == ("decoupled_m4", pytest.approx(2.0))
+    assert found["against_error"] == pytest.approx(1.0)
+    assert (found["tokens"], found["merges"], found["contributors"]) == (1000, 7, 3.5)
+    assert (found["discarded_share"], found["tokens_per_s"]) == (0.25, 250.0)
+    assert figures(some_results(path), ROWS["decoupled_m4_fp4"], None, TOKENS) is None
+
+
+def test_the_report_keeps_what_is_written_around_the_table(path, tmp_path):
+    names = ("data_parallel", "decoupled_m4", "decoupled_m4_int4")
+    found = {name: figures(some_results(path), ROWS[name], None, TOKENS) for name in names}
+    page, picture = tmp_path / "quality.md", tmp_path / "img" / "quality.png"
+    page.write_text(f"# Ours\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n")
+    write_table(page, found, "Some rows.")
+    text = page.read_text()
+    assert text.startswith(f"# Ours\n\nBefore.\n\n{BEGIN}\nSome rows.\n\n| row |")
+    assert text.endswith(f"{END}\n\nAfter.\n")
+    assert "old" not in text
+    assert "| decoupled_m4_int4 | 8e-3* | 1.9350 ± 0.4059 | 2 | +7.05% ± 4.05 | +2.00% ± 1.00 decoupled_m4 |" in text
+    assert table(found) in text
+    write_table(page, found, "Some rows.")
+    assert page.read_text() == text
+    draw(picture, found, "Some rows")
+    assert picture.read_bytes().startswith(b"\x89PNG")
