@@ -21,7 +21,7 @@ from app.run.attempts import without_pauses
 from app.run.facts import ByteFacts, EvalFacts, RunFacts
 from app.run.history import History
 from app.run.storage import open_store
-from app.run.summary import run_versions, summarise, write_summary
+from app.run.summary import read_summary, run_versions, summarise, write_summary
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,12 @@ def _try_to_finish(
 
 
 def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: FinalResult | None) -> dict[str, Any]:
-    """Build the summary and put it into the run folder."""
+    """Build the summary and put it into the run folder.
+
+    An attempt whose syncer never answered has done nothing: the summary of the attempt before it stays.
+    """
+    if syncer is None and (before := _summary_before(spec)) is not None:
+        return {**before, "status": status}
     history = History(without_pauses(tape.read(spec.tape)[0]))
     totals = syncer.totals if syncer is not None else {}
     balance = syncer.balance if syncer is not None else _nothing(spec)
@@ -93,6 +98,13 @@ def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: Fin
     summary = summarise(facts)
     write_summary(open_store(str(spec.run_dir)), summary)
     return summary
+
+
+def _summary_before(spec: RunSpec) -> dict[str, Any] | None:
+    try:
+        return read_summary(open_store(str(spec.run_dir)))
+    except FileNotFoundError:
+        return None
 
 
 def _evals(final: FinalResult) -> tuple[EvalFacts, EvalFacts]:

@@ -7,6 +7,7 @@ syncer, struck faults from the tape. A restart of it goes on where it was. Decis
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -72,6 +73,8 @@ class Supervisor:
         self._phase = "starting"
         self._error: str | None = None
         self._stop_reason: str | None = None
+        self._stop_by = math.inf
+        """When (monotonic clock) a stop no longer waits for a syncer that was never there."""
         self._final: FinalResult | None = None
         self._summary: dict[str, Any] | None = None
         self._fetched = threading.Event()
@@ -101,7 +104,9 @@ class Supervisor:
 
     def stop(self, reason: str) -> None:
         """End the run before its budget: last round, checkpoint, summary."""
-        self._stop_reason = self._stop_reason or reason
+        if self._stop_reason is None:
+            self._stop_by = time.monotonic() + self._spec.config.supervisor.stop_deadline_s
+            self._stop_reason = reason
 
     def fetched(self) -> None:
         """The driver has the result: the supervisor may leave."""
@@ -164,6 +169,8 @@ class Supervisor:
         syncer = self._lookout.syncer
         if syncer is not None and syncer.ended is not None:
             return "completed" if syncer.ended == "budget" else "stopped"
+        if syncer is None and time.monotonic() > self._stop_by:
+            return "stopped"
         self._make_missing()
         if self._stop_reason is not None:
             self._monitor.call("finish", self._stop_reason, self._spec.config.supervisor.stop_deadline_s)
