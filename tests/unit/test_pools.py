@@ -4,11 +4,13 @@ import torch
 from accelerate.state import AcceleratorState
 
 from app.config import Config, ModelConfig, PoolConfig, TrainConfig
+from app.diloco.agenda import Pace
 from app.diloco.durable import first_state, restore
 from app.diloco.fragments import build_layout, specs_of
+from app.diloco.process import Body, SteppedLearner
 from app.diloco.replica import Replica
 from app.diloco.settings import DilocoSettings
-from app.diloco.stepped import SteppedFleet, SteppedLearner
+from app.diloco.stepped import SteppedFleet
 from app.learning.inner import InnerLoop
 from app.learning.model import build_model
 
@@ -33,7 +35,7 @@ def learner(name: str) -> SteppedLearner:
         parts = batches.split(train.batch_size)
         return loop.step(parts, 1e-3, replica.writing(sum(part.numel() for part in parts))).loss
 
-    return SteppedLearner(name, dict(model.named_parameters()), inner_step)
+    return SteppedLearner(name, lambda: Body(dict(model.named_parameters()), inner_step), Pace(step_s=1.0))
 
 
 def test_token_weights_follow_each_pools_batch_and_accumulation() -> None:
@@ -43,7 +45,7 @@ def test_token_weights_follow_each_pools_batch_and_accumulation() -> None:
     state = first_state("run", layout, dict(model.named_parameters()))
     fleet = SteppedFleet(restore("run", 1, layout, CONFIG.diloco, 10**9, state, []), learners)
     for _ in range(16):
-        fleet.tick()
+        fleet.advance()
     AcceleratorState._reset_state(reset_partial_state=True)
     merges = [note.fields["contains"] for note in fleet.notes if note.kind == "merge"]
     assert len(merges) >= 6

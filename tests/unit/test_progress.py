@@ -99,7 +99,7 @@ def test_each_learner_is_shown_with_its_pool_and_its_pools_batch(tmp_path: Path)
     pools = {"fast": PoolConfig(learners=1), "slow": PoolConfig(batch_size=1, accumulation=3)}
     run = replace(run, config=replace(run.config, pools=pools))
     both = {name: learner(learner=name) for name in run.config.learner_ids}
-    fast, slow = Progress(run).view(status(learners=both)).rows
+    fast, slow = Progress(run, attached=False).view(status(learners=both)).rows
     assert (fast.pool, fast.tokens_per_s) == ("fast", 4 * 2 * 8 / 0.5)
     assert (slow.pool, slow.tokens_per_s) == ("slow", 1 * 3 * 8 / 0.5)
 
