@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -91,9 +92,9 @@ def _percent(mean: float | None, error: float | None) -> str:
 
 
 def plotted(found: Mapping[str, Figures]) -> Sequence[tuple[str, float, float]]:
-    """(row, gap to data parallel in percent, its standard error or 0) of all rows that have a gap, smallest first."""
+    """(row, gap to data parallel in percent, its standard error or NaN) of all rows that have a gap, smallest first."""
     gaps = [
-        (name, row["gap_percent"], row["gap_error"] or 0.0)
+        (name, row["gap_percent"], math.nan if row["gap_error"] is None else row["gap_error"])
         for name, row in found.items()
         if row["gap_percent"] is not None and not ROWS[name].data_parallel
     ]

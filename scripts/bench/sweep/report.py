@@ -43,10 +43,10 @@ def draw(picture: Path, found: Mapping[str, Figures], title: str) -> None:
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", labelsize=8)
-    axes.set_xlabel("eval loss against data parallel with the same inner optimizer, %  (bars: standard error)")
+    axes.set_xlabel("eval loss against data parallel with the same inner optimizer, %")
     axes.set_title(title, fontsize=10)
     used = [optimizer for optimizer in COLOURS if any(ROWS[name].optimizer == optimizer for name in names)]
-    axes.legend(handles=[Patch(color=COLOURS[o], label=o) for o in used], loc="lower right", fontsize=8)
+    axes.legend(handles=[Patch(color=COLOURS[o], label=o) for o in used], loc="upper right", fontsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     picture.parent.mkdir(parents=True, exist_ok=True)
