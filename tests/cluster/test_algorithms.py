@@ -31,7 +31,7 @@ def completed(run: LiveRun) -> dict:
     assert summary["tokens_processed"] >= run.config.train.tokens
     assert summary["eval_loss_final"] < summary["eval_loss_first"]
     assert_no_work_counts_twice(run.events("merge"))
-    assert remains(run.spec) == []
+    wait_for("nothing is left in the cluster", lambda: not remains(run.spec))
     return summary
 
 
