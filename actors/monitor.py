@@ -6,6 +6,7 @@ The syncer alone writes the tape; what it can't take while it is away waits here
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -35,7 +36,8 @@ class Monitor:
         self._backlog: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._evaluating: tuple[Any, float] | None = None
         """The measurement under way, and until when (monotonic clock) it is waited for."""
-        self._next_eval = 0
+        config = spec.config
+        self._next_eval = 0.0 if config.eval.every_tokens < config.train.tokens else math.inf
         self._next_sample = 0.0
         self.evaluation: Evaluation | None = None
         """The newest one."""

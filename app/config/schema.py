@@ -184,7 +184,7 @@ class EvalConfig:
     """Evaluation on held-out text."""
 
     every_tokens: int = 240_000
-    """Global tokens between two evaluations during the run."""
+    """Global tokens between two evaluations during the run, the first at its start; none if the budget is no more."""
     batch_size: int = 16
     """Samples in one forward pass of an evaluation."""
     prompt: str = "def "

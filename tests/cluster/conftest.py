@@ -1,4 +1,4 @@
-"""One real local Ray for each module of tests, and runs on it that are ended with their test."""
+"""One real local Ray for all tests of this folder, and runs on it that are ended with their test."""
 
 import contextlib
 
@@ -8,7 +8,7 @@ import ray
 from tests.cluster.harness import LiveRun
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory):
     ray.init(
         address="local",
