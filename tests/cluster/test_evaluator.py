@@ -59,6 +59,7 @@ def test_a_frozen_evaluator_holds_up_neither_a_stop_nor_the_end(start):
     assert (run.spec.run_dir / "model" / "config.json").is_file()
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_freezes_in_the_run_is_replaced_and_measures_on(start):
     run = start(
         "train.tokens=1000000000",

@@ -15,7 +15,7 @@ from actors.spec import SYNCER
 from tests.cluster.audit import assert_no_work_counts_twice, merged_tokens
 from tests.cluster.harness import wait_for
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 FROZEN_S = 20.0
 STUTTERS = 12

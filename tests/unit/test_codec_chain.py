@@ -2,21 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from app.diloco.agenda import Pace
 from app.diloco.codec import digest, get_codec
 from app.diloco.codecs.blocks import BLOCK_CODECS
 from app.diloco.durable import first_state, restore
 from app.diloco.fragments import TensorSpec, build_layout
 from app.diloco.job import decode_contribution
 from app.diloco.messages import Offer
+from app.diloco.process import Body, SteppedLearner
 from app.diloco.replica import Replica
 from app.diloco.settings import CODECS, DilocoSettings
-from app.diloco.stepped import SteppedFleet, SteppedLearner
+from app.diloco.stepped import SteppedFleet
 from tests.unit.lone import NUMEL
 from tests.unit.tiny import RUN, Hand, opened, tiny_layout
 
@@ -53,7 +56,8 @@ def fleet_of(learners: int, codec: str, **dials: Any) -> SteppedFleet:
     protocol = restore(RUN, 1, layout, settings, 10**9, first_state(RUN, layout, parameters(0)), [])
     # All pull to one place, each from its own side: they agree on it, and on nothing else.
     ends = [{k: v + 0.1 * parameters(10 + m)[k] for k, v in parameters(5).items()} for m in range(learners)]
-    return SteppedFleet(protocol, [SteppedLearner(f"l{m}", parameters(99), toward(ends[m])) for m in range(learners)])
+    starts = [partial(Body, parameters(99), toward(end)) for end in ends]
+    return SteppedFleet(protocol, [SteppedLearner(f"l{m}", start, Pace()) for m, start in enumerate(starts)])
 
 
 def distance(fleet: SteppedFleet) -> float:
@@ -77,8 +81,8 @@ def test_all_hold_the_syncer_s_value_to_the_bit(learners: int, codec: str, adopt
     exact = fleet_of(learners, "fp32", adopt=adopt)
     compared = 0
     for _ in range(90):
-        exact.tick()
-        fleet.tick()
+        exact.advance()
+        fleet.advance()
         for replica in fleet.replicas.values():
             assert replica.report(1.0, 0.0, False).need_full == ()
             for held, fragment in zip(replica.fragments, fleet.protocol.fragments, strict=True):
@@ -99,7 +103,7 @@ def test_a_run_with_any_codec_is_deterministic(codec: str) -> None:
     def digests() -> list[str]:
         fleet = fleet_of(2, codec, error_feedback=True)
         for _ in range(20):
-            fleet.tick()
+            fleet.advance()
         return [f.digest for f in fleet.protocol.fragments]
 
     assert digests() == digests()
