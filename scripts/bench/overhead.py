@@ -51,6 +51,7 @@ from app.run.folder import open_folder
 
 LEARNER = "learner-0"
 NEVER = 10**12
+LONG_S = 10**9
 WANTED_RATIO = 0.95
 WARM_STEPS = 30
 START_S = 120.0
@@ -263,7 +264,7 @@ def run(seconds: float, window_s: float) -> dict[str, Any]:
     os.sched_setaffinity(0, cores[1:])  # whatever is started from here on inherits it
     pairs = max(2, round(seconds / 2 / (window_s + SETTLE_S)))
     with tempfile.TemporaryDirectory() as folder, nothing_left():
-        quiet = [f"train.tokens={NEVER}", f"eval.every_tokens={NEVER}", f"diloco.hang_min_s={NEVER}"]
+        quiet = [f"train.tokens={NEVER}", f"eval.every_tokens={NEVER}", f"diloco.hang_min_s={LONG_S}"]
         config = load(["learners=1", f"run.dir={folder}/run", *quiet])
         spec = prepare_run(config, open_folder(config))
         print("starting a run with one learner ...", flush=True)
