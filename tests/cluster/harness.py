@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.driver import prepare_run
+from actors.fleet import Fleet
 from actors.spec import EVALUATOR, LEDGER, SUPERVISOR, SYNCER, RunSpec
 from actors.start import attach, dismiss, find_supervisor, start_supervisor, status_of, wait_until_left
 from app.config import load
@@ -137,6 +138,7 @@ class LiveRun:
                 ray.kill(self.actor(name), no_restart=True)
             except (ValueError, RayError):
                 continue
+        Fleet(self.spec).end_learners()  # and give back their places
         if self.folder.lock is not None:
             self.folder.lock.release()
 
