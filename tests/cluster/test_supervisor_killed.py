@@ -50,6 +50,7 @@ def check_completed(run, summary):
     wait_for("nothing is left in the cluster", lambda: not remains(run.spec))
 
 
+@pytest.mark.slow
 def test_killed_while_it_starts_the_run_is_started_once_and_completes(start):
     run = start("train.tokens=6000")
     wait_for("a learner's process starts", lambda: processes("Learner"))
@@ -70,6 +71,7 @@ def test_killed_while_it_ends_the_run_is_evaluated_exported_and_concluded(start)
     check_completed(run, run.wait_done())
 
 
+@pytest.mark.slow
 def test_killed_while_it_lingers_the_run_is_over_and_stays_so(start):
     run = start("train.tokens=6000", "supervisor.linger_s=60")
     first = wait_phase(run, "done")

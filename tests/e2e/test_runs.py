@@ -67,6 +67,7 @@ def test_sigterm_checkpoints_and_the_same_command_goes_on(command):
     assert summary["work"]["processed"] == summary["work"]["merged"] + sum(summary["work"]["discarded"].values())
 
 
+@pytest.mark.slow
 def test_a_silent_supervisor_is_restarted_by_the_driver_and_ctrl_c_exits_130(command):
     first = command("train.tokens=1000000000", "supervisor.silent_s=8")
     first.wait_merges(2)
