@@ -82,7 +82,8 @@ class Driver:
                 return self._follow(folder, Progress(spec, attached=True), spec, supervisor)
             with _writing(folder):
                 remove_partials(folder.local)  # nobody of the run is alive
-                folder.keep(self._config)  # before there is a run that has it
+                if folder.resumed:
+                    folder.keep(self._config)  # before there is a run that has it
             return self._follow(folder, Progress(spec, attached=False), spec, start_supervisor(spec))
         finally:
             ray.shutdown()

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 import torch
 
-from actors.service import Whereabouts
+from actors.service import Whereabouts, whereabouts
 from actors.spec import SYNCER, RunSpec
 from app.diloco.codec import get_codec
 from app.diloco.fragments import scatter_
@@ -60,7 +60,7 @@ class Evaluator:
 
     def where(self) -> Whereabouts:
         """Node and process; answered while a measurement goes on."""
-        return Whereabouts(ray.get_runtime_context().get_node_id(), os.getpid())
+        return whereabouts()
 
     def evaluate(self) -> Evaluation:
         """Measure the global model as it is now on the fixed subset."""

@@ -10,9 +10,7 @@ import json
 import logging
 import os
 
-import ray
-
-from actors.service import Whereabouts
+from actors.service import Whereabouts, whereabouts
 from app.learning.blocks import Lease, LeaseBook, Permutation
 from app.run.storage import open_store
 
@@ -37,7 +35,7 @@ class Ledger:
 
     def where(self) -> Whereabouts:
         """Node and process."""
-        return Whereabouts(ray.get_runtime_context().get_node_id(), os.getpid())
+        return whereabouts()
 
     def lease(self, learner: str, incarnation: int, request: int) -> Lease | None:
         """The next block for this learner; the same request gets the same block. Raises StaleIncarnation."""

@@ -11,16 +11,20 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from actors.fleet import Fleet
 from actors.learner import LearnerStatus
 from actors.service import Service
-from actors.spec import EVALUATOR, LEDGER, SYNCER, RunSpec
+from actors.spec import EVALUATOR, LEDGER, RENDEZVOUS, SYNCER, RunSpec
 from actors.syncer_status import SyncerStatus
+from app.config import Config
 from app.run.watch import Sight
 
 ANSWER_S = 0.1
 """How long one look waits for answers."""
 FORGET_S = 10.0
 """An answer that is this late is given up and asked for again."""
-LASTING = (SYNCER, LEDGER)
-"""Services without which there is no run. The evaluator is there only while somebody wants it."""
+
+
+def lasting(config: Config) -> tuple[str, ...]:
+    """The services without which there is no run. The evaluator is there only while somebody wants it."""
+    return (SYNCER, LEDGER, RENDEZVOUS) if config.algo == "data_parallel" else (SYNCER, LEDGER)
 
 
 class Lookout:
@@ -29,12 +33,12 @@ class Lookout:
     def __init__(self, fleet: Fleet, spec: RunSpec):
         self._fleet = fleet
         self._learner_ids = spec.config.learner_ids
-        self._names = (*LASTING, EVALUATOR, *spec.config.learner_ids)
+        self.services = {name: Service() for name in (*lasting(spec.config), EVALUATOR)}
+        self._names = (*self.services, *spec.config.learner_ids)
         self._handles: dict[str, Any] = {}
         self._asked: dict[str, tuple[Any, float]] = {}
         self.missing: set[str] = set(self._names)
         """Actors that are not there: nobody made them yet, or they ended for good."""
-        self.services = {name: Service() for name in (*LASTING, EVALUATOR)}
         self.errors: dict[str, str] = {}
         """Service → why it could not start, and never will: Ray restarts it from all but an error of its own."""
         self.learners: dict[str, LearnerStatus] = {}
@@ -66,7 +70,7 @@ class Lookout:
             if name not in self._asked or now - self._asked[name][1] > FORGET_S:
                 handle = self._handle(name)
                 if handle is not None:
-                    ask = handle.where if name in (LEDGER, EVALUATOR) else handle.status
+                    ask = handle.where if name in self.services and name != SYNCER else handle.status
                     self._asked[name] = (ask.remote(), now)
         refs = [ref for ref, _ in self._asked.values()]
         done = set(ray.wait(refs, num_returns=len(refs), timeout=wait_s)[0]) if refs else set()

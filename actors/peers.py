@@ -52,7 +52,6 @@ class Peers:
         self._buffer = flat_buffer(loop.parameters)
         self._group: Group | None = None
         self._visit = uuid.uuid4().hex
-        self._heard = time.monotonic()
         self._sharing_since: float | None = None
         self._leaving = False
         self.steps = 0
@@ -139,14 +138,6 @@ class Peers:
             place: Formation | None = ray.get(rendezvous.arrive.remote(guest), timeout=CALL_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             _log.info("rendezvous away: %s", error)
-            self._watch(rendezvous)
+            time.sleep(RETRY_S)
             return None
-        self._heard = time.monotonic()
         return place
-
-    def _watch(self, rendezvous: Any) -> None:
-        """It has no state and nobody else needs it: whoever waits for it in vain ends it, and Ray starts it anew."""
-        if time.monotonic() - self._heard > self._spec.config.diloco.hang_min_s:
-            self._heard = time.monotonic()
-            ray.kill(rendezvous, no_restart=False)
-        time.sleep(RETRY_S)

@@ -5,11 +5,11 @@ costs nothing but that they announce themselves again.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 import uuid
 from collections.abc import Sequence
 
+from actors.service import Whereabouts, whereabouts
 from app.learning.gathering import Formation, Gathering, Guest
 
 PARK_S = 0.5
@@ -37,6 +37,6 @@ class Rendezvous:
             self._news.notify_all()
         return place
 
-    async def pid(self) -> int:
-        """Process id."""
-        return os.getpid()
+    async def where(self) -> Whereabouts:
+        """Node and process."""
+        return whereabouts()

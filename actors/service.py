@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
+
+import ray
 
 
 @dataclass(frozen=True)
@@ -13,6 +16,11 @@ class Whereabouts:
 
     node_id: str
     pid: int
+
+
+def whereabouts() -> Whereabouts:
+    """Those of the calling actor."""
+    return Whereabouts(ray.get_runtime_context().get_node_id(), os.getpid())
 
 
 @dataclass

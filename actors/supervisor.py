@@ -22,10 +22,10 @@ from actors.ending import conclude, final_evaluation
 from actors.evaluator import Evaluation, FinalResult
 from actors.fleet import Fleet
 from actors.learner import LearnerStatus
-from actors.lookout import LASTING, Lookout
+from actors.lookout import Lookout, lasting
 from actors.monitor import CALL_TIMEOUT_S, Monitor
 from actors.service import Service
-from actors.spec import EVALUATOR, LEDGER, SYNCER, RunSpec
+from actors.spec import EVALUATOR, LEDGER, RENDEZVOUS, SYNCER, RunSpec
 from actors.strike import Striker
 from actors.syncer_status import SyncerStatus
 from app.run import tape
@@ -69,6 +69,7 @@ class Supervisor:
         self._striker = Striker(spec, self._lookout)
         self._monitor = Monitor(spec, self._fleet, self._lookout)
         config = spec.config
+        self._lasting = lasting(config)
         self._watch = Watch(config.learner_ids, config.diloco, config.supervisor, time.monotonic())
         self._phase = "starting"
         self._error: str | None = None
@@ -175,7 +176,7 @@ class Supervisor:
         if self._stop_reason is not None:
             self._monitor.call("finish", self._stop_reason, self._spec.config.supervisor.stop_deadline_s)
         self._lookout.look()
-        if error := next((self._lookout.errors[name] for name in LASTING if name in self._lookout.errors), None):
+        if error := next((self._lookout.errors[name] for name in self._lasting if name in self._lookout.errors), None):
             self._error = error
             return "failed"
         self._watch_services()
@@ -188,12 +189,10 @@ class Supervisor:
         return None
 
     def _make_missing(self) -> None:
-        if SYNCER in self._lookout.missing:
-            self._fleet.syncer()
-        if LEDGER in self._lookout.missing:
-            self._fleet.ledger()
-        if self._spec.config.algo == "data_parallel":
-            self._fleet.rendezvous()
+        make = {SYNCER: self._fleet.syncer, LEDGER: self._fleet.ledger, RENDEZVOUS: self._fleet.rendezvous}
+        for name in self._lasting:
+            if name in self._lookout.missing:
+                make[name]()
         for learner in self._spec.config.learner_ids:
             if learner in self._lookout.missing:
                 self._fleet.learner(learner)

@@ -6,18 +6,12 @@ import pytest
 
 from app.config import load
 from app.stepped_run import Schedule, train_data_parallel, train_decoupled
+from tests.small import SMALL
 
-SMALL = [
-    "model=micro",
-    "data.tokenizer=bytes",
-    "data.max_bytes=60000",
-    "data.heldout_share=0.2",
-    "data.seq_len=32",
-    "data.block_samples=32",
-    "train.batch_size=2",
+BRIEF = [
+    *SMALL,
     "train.warmup_tokens=600",
     "train.precision=fp32",
-    "diloco.fragments=2",
     "diloco.sync_interval=8",
     "train.tokens=12000",
 ]
@@ -30,7 +24,7 @@ def folder(tmp_path_factory):
 
 
 def config(*overrides, **dials):
-    loaded = load([*SMALL, *overrides])
+    loaded = load([*BRIEF, *overrides])
     return dataclasses.replace(loaded, diloco=dataclasses.replace(loaded.diloco, **dials))
 
 
