@@ -10,6 +10,7 @@ from torch import Tensor
 
 from app.config import TrainConfig
 from app.diloco.fragments import embedding_weights
+from app.learning.muon import FloatMuon
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """Return the optimizers of the trained parameters, each parameter in one of them.
 
-    `adamw`: AdamW for all. `muon`: `torch.optim.Muon` for the matrices that are no embeddings (token embeddings and
-    output head), AdamW for everything else. Muon's update is scaled to AdamW's usual size (0.2 · √max(rows, columns),
-    Moonlight, arXiv 2502.16982), so one learning rate serves both. Weight decay is for matrices only.
+    `adamw`: AdamW for all. `muon`: `torch.optim.Muon`, on a CPU its float32 form, for the matrices that are no
+    embeddings (token embeddings and output head), AdamW for everything else. Muon's update is scaled to AdamW's usual
+    size (0.2 · √max(rows, columns), Moonlight, arXiv 2502.16982), so one learning rate serves both. Weight decay is for
+    matrices only.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     if config.optimizer == "adamw":
@@ -31,14 +33,14 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
     rest = [p for p in trained if id(p) not in inside]
     if not matrices:
         return [_adamw(trained, config)]
-    muon = torch.optim.Muon(
-        matrices,
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        momentum=config.muon_momentum,
-        adjust_lr_fn="match_rms_adamw",
-    )
-    return [muon, *([_adamw(rest, config)] if rest else [])]
+    return [_muon(matrices, config), *([_adamw(rest, config)] if rest else [])]
+
+
+def _muon(matrices: Sequence[Tensor], config: TrainConfig) -> torch.optim.Muon:
+    lr, decay, momentum = config.lr, config.weight_decay, config.muon_momentum
+    if matrices[0].device.type == "cpu":
+        return FloatMuon(matrices, lr, decay, momentum)
+    return torch.optim.Muon(matrices, lr, decay, momentum, adjust_lr_fn="match_rms_adamw")
 
 
 def _adamw(parameters: Sequence[Tensor], config: TrainConfig) -> torch.optim.AdamW:
