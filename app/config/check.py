@@ -24,7 +24,15 @@ from app.config.schema import (
     Config,
     Fault,
 )
-from app.diloco.settings import ADOPTIONS, CODEC_BLOCKS, CODECS, LATE_RULES, MERGE_RULES, OUTER_RULES
+from app.diloco.settings import (
+    ADOPTIONS,
+    CODEC_BLOCKS,
+    CODECS,
+    LAST_ROUNDS,
+    LATE_RULES,
+    MERGE_RULES,
+    OUTER_RULES,
+)
 
 
 def check(config: Config) -> None:
@@ -216,6 +224,7 @@ def _check_diloco(config: Config) -> None:
     _one_of("diloco.late", diloco.late, LATE_RULES)
     _one_of("diloco.merge", diloco.merge, MERGE_RULES)
     _one_of("diloco.outer", diloco.outer, OUTER_RULES)
+    _one_of("diloco.last_round", diloco.last_round, LAST_ROUNDS)
     _at_least("diloco.guard_z", diloco.guard_z, 0.0)
     _between("diloco.mix_alpha", diloco.mix_alpha, 0.0, 1.0)
     _above("diloco.outer_lr", diloco.outer_lr, 0.0)

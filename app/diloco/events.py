@@ -86,6 +86,10 @@ class PublishFailed:
     error: str
 
 
+AT_BUDGET = "budget"
+"""The reason of a run's end that is no stop."""
+
+
 @dataclass(frozen=True)
 class Finish:
     """End the run: one last round of all fragments within `deadline_s` seconds."""

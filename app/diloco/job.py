@@ -61,22 +61,18 @@ class MergeJob:
     theta_hat: torch.Tensor
     momentum: torch.Tensor
     answers: tuple[Answer, ...]
+    share: float | None = None
+    """Of a last round that takes the mean: the share of the asked learners that gave something. None of all others."""
 
     def run(self) -> MergeResult:
-        """Merge, take the outer step, encode the offer (`docs/algorithm.md`, syncer 4 to 8)."""
+        """Merge, take the outer step, encode the offer (`docs/algorithm.md`, syncer 4 to 8).
+
+        A last round that takes the mean has no outer step: Θ becomes the mean of the learners' weights, where whoever
+        gave nothing counts as one that has Θ, and the momentum stays.
+        """
         weights = [answer.weight for answer in self.answers]
         outer_grads = [-answer.delta for answer in self.answers]  # v = −decode(d)
-        grad = merge_fragment(
-            self.fragment, self.layout, outer_grads, weights, self.settings.merge, self.settings.rda_threshold
-        )
-        theta, momentum = outer_step(
-            self.settings.outer,
-            self.theta,
-            self.momentum,
-            grad,
-            self.settings.outer_lr,
-            self.settings.outer_momentum,
-        )
+        theta, momentum = self._step(outer_grads, weights)
         codec = get_codec(self.settings.codec_down, self.settings.codec_block)
         theta_hat, change = chain(self.theta_hat, theta, codec)
         return MergeResult(
@@ -94,6 +90,16 @@ class MergeJob:
                 contained_in(answer, self.version, weight) for answer, weight in zip(self.answers, weights, strict=True)
             ),
         )
+
+    def _step(self, outer_grads: list[torch.Tensor], weights: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(Θ, b) of the new version."""
+        s = self.settings
+        rule = s.merge if self.share is None else "mean"
+        grad = merge_fragment(self.fragment, self.layout, outer_grads, weights, rule, s.rda_threshold)
+        if self.share is None:
+            return outer_step(s.outer, self.theta, self.momentum, grad, s.outer_lr, s.outer_momentum)
+        theta, _ = outer_step("sgd", self.theta, torch.zeros_like(self.theta), grad, self.share, 0.0)
+        return theta, self.momentum
 
 
 def chain(theta_hat: torch.Tensor, theta: torch.Tensor, codec: Codec) -> tuple[torch.Tensor, Payload | None]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from app.diloco.clock import due_slots, grace_window
-from app.diloco.events import Merge, Wake
+from app.diloco.events import AT_BUDGET, Merge, Wake
 from app.diloco.job import Answer, MergeJob, MergeResult
 from app.diloco.machine import Machine
 from app.diloco.members import Member
@@ -112,6 +112,8 @@ def _end(machine: Machine, round_: Round) -> None:
 
 
 def _job(machine: Machine, round_: Round) -> MergeJob:
+    at_budget = machine.finishing is not None and machine.finishing.reason == AT_BUDGET
+    to_mean = round_.final and at_budget and machine.settings.last_round == "mean"
     fragment = machine.fragments[round_.fragment]
     return MergeJob(
         fragment=machine.layout.fragments[round_.fragment],
@@ -125,6 +127,7 @@ def _job(machine: Machine, round_: Round) -> MergeJob:
         theta_hat=fragment.theta_hat,
         momentum=fragment.momentum,
         answers=tuple(round_.answers[learner] for learner in sorted(round_.answers)),
+        share=len(round_.answers) / len(round_.asked) if to_mean else None,
     )
 
 

@@ -10,6 +10,7 @@ import math
 
 from app.diloco import ending, intake, joining, merging
 from app.diloco.events import (
+    AT_BUDGET,
     Arrived,
     Decision,
     Event,
@@ -80,7 +81,7 @@ class Protocol(Machine):
         if self.ended:
             return
         if self.finishing is None and self.books.tokens >= self.budget:
-            ending.finish(self, Finish("budget", self.settings.final_deadline_s), now)
+            ending.finish(self, Finish(AT_BUDGET, self.settings.final_deadline_s), now)
         if self.finishing is None:
             merging.open_due(self, now)
         else:

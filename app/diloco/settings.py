@@ -10,6 +10,7 @@ ADOPTIONS = ("overwrite", "mix", "rebase", "keep")
 LATE_RULES = ("discard", "merge")
 MERGE_RULES = ("rda", "mean")
 OUTER_RULES = ("nesterov", "sgd")
+LAST_ROUNDS = ("mean", "outer")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class DilocoSettings:
     """η: learning rate of the outer step."""
     outer_momentum: float = 0.6
     """μ: momentum of the outer step."""
+    last_round: str = "mean"
+    """The last round, at the token budget: mean (Θ becomes the mean of the learners' weights) or outer (as before)."""
     rda_threshold: float = 0.02
     """Norm of the mean direction under which a merge falls back from RDA to the weighted mean."""
     guard_z: float = 8.0

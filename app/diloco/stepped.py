@@ -14,6 +14,7 @@ from functools import partial
 
 from app.diloco.agenda import Agenda, Kill, Phase
 from app.diloco.events import (
+    AT_BUDGET,
     Arrived,
     Decision,
     Event,
@@ -105,7 +106,7 @@ class SteppedFleet:
 
     def finish(self) -> None:
         """The last round of all fragments; steps under way still count."""
-        self._feed(Finish("budget", self.protocol.settings.final_deadline_s))
+        self._feed(Finish(AT_BUDGET, self.protocol.settings.final_deadline_s))
         while not self.protocol.ended:
             self.advance()
 

@@ -2,6 +2,9 @@
 
 import math
 
+import numpy as np
+import pytest
+
 from app.diloco.events import (
     Finish,
     Join,
@@ -43,6 +46,53 @@ def test_the_budget_brings_a_last_round_of_all_fragments_and_then_the_end() -> N
     balance = hand.protocol.books.balance()
     assert (balance.merged, balance.outstanding) == (20 * hand.protocol.layout.numel, 0)
     assert hand.protocol.next_wake == math.inf
+
+
+def last_of_two(reason: str, **dials: object) -> tuple[Hand, list[np.ndarray], list[np.ndarray]]:
+    """c gives nothing to the last round; a and b moved by 0.25 and 0.75. Θ and b before it, in float64."""
+    hand = Hand(outer_momentum=0.5, outer_lr=0.25, merge="mean", **dials)
+    for name in ("a", "b", "c"):
+        hand.join(name)
+    for change in (0.125, 0.5):  # the second time there is momentum
+        for name in ("a", "b"):
+            hand.step(name, 4, change=change)
+            hand.poll(name)
+        for name in ("a", "b"):
+            answer_all(hand, name)
+        hand.now += hand.settings.round_deadline_s
+        hand.feed(Tick())
+        hand.publish()
+        for name in ("a", "b"):
+            hand.ask(name)
+            hand.adopt(name)
+    before = [(f.theta.double().numpy(), f.momentum.double().numpy()) for f in hand.protocol.fragments]
+    hand.step("a", 1, change=0.25)
+    hand.step("b", 1, change=0.75)
+    hand.poll("c")  # it lives
+    hand.feed(Finish(reason, 20.0))
+    for name in ("a", "b"):
+        answer_all(hand, name)
+    hand.now += 20.0
+    hand.feed(Tick())
+    hand.publish()
+    assert hand.ended
+    return hand, [theta for theta, _ in before], [momentum for _, momentum in before]
+
+
+@pytest.mark.parametrize(
+    ("reason", "rule"), [("budget", "mean"), ("budget", "outer"), ("stop", "mean"), ("stop", "outer")]
+)
+def test_at_the_budget_the_last_round_gives_the_mean_of_all_and_leaves_the_momentum(reason: str, rule: str) -> None:
+    """Two of three gave v = −0.25 and −0.75: Θ + ⅔ · 0.5; otherwise Nesterov's step."""
+    hand, thetas, momenta = last_of_two(reason, last_round=rule)
+    v = -0.5
+    for fragment, theta, b in zip(hand.protocol.fragments, thetas, momenta, strict=True):
+        assert np.abs(b).min() > 0.1
+        mean = (reason, rule) == ("budget", "mean")
+        later = b if mean else 0.5 * b + v
+        want = theta - 2 / 3 * v if mean else theta - 0.25 * (v + 0.5 * later)
+        np.testing.assert_allclose(fragment.theta.numpy(), want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(fragment.momentum.numpy(), later, rtol=1e-5, atol=1e-6)
 
 
 def test_a_fragment_whose_round_is_open_at_the_end_gets_its_last_round_after_it() -> None:
