@@ -64,7 +64,7 @@ class Evaluator:
 
     def evaluate(self) -> Evaluation:
         """Measure the global model as it is now on the fixed subset."""
-        versions, tokens = self._pull(exact=False)
+        versions, tokens = self._pull()
         return Evaluation(tokens, versions, self._measure(self._subset))
 
     def finish(self) -> FinalResult:
@@ -73,7 +73,7 @@ class Evaluator:
         torch.set_num_threads(os.cpu_count() or 1)  # the learners are done
         self._model = self._build()
         first = self._measure(self._data.heldout)
-        versions, tokens = self._pull(exact=True)
+        versions, tokens = self._pull()
         last = Evaluation(tokens, versions, self._measure(self._data.heldout))
         tokenizer = self._data.tokenizer()
         export(self._model, tokenizer, self._spec.run_dir / "model")
@@ -87,9 +87,9 @@ class Evaluator:
     def _measure(self, rows: Any) -> EvalResult:
         return evaluate(self._model, rows, self._data.token_bytes, self._spec.config.eval.batch_size)
 
-    def _pull(self, exact: bool) -> tuple[tuple[int, ...], int]:
+    def _pull(self) -> tuple[tuple[int, ...], int]:
         syncer = ray.get_actor(SYNCER, namespace=self._spec.namespace)
-        versions, values, tokens = ray.get(syncer.weights.remote(exact), timeout=CALL_TIMEOUT_S)
+        versions, values, tokens = ray.get(syncer.weights.remote(), timeout=CALL_TIMEOUT_S)
         parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         codec = get_codec("fp32")
         for fragment, value in zip(self._spec.layout.fragments, values, strict=True):

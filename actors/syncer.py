@@ -156,13 +156,10 @@ class Syncer:
         self._start()
         self._feed(Finish(reason, deadline_s))
 
-    async def weights(self, exact: bool) -> tuple[tuple[int, ...], list[Payload], int]:
-        """Versions, values of every fragment (fp32 bytes) and processed tokens, all of one moment.
-
-        The values are Θ̂, as the learners have them, or Θ itself (`exact`), as the run ends with it.
-        """
+    async def weights(self) -> tuple[tuple[int, ...], list[Payload], int]:
+        """Versions, Θ̄ of every fragment (fp32 bytes) and processed tokens, all of one moment."""
         fragments = self._protocol.fragments
-        values = [(f.theta if exact else f.theta_hat).numpy().view("uint8") for f in fragments]
+        values = [f.average.numpy().view("uint8") for f in fragments]
         return tuple(f.version for f in fragments), values, self._protocol.books.tokens
 
     async def snapshot(self) -> int:

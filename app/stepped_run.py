@@ -99,7 +99,7 @@ def train_decoupled(config: Config, data_folder: Path, schedule: Schedule) -> Ou
     virtual_s = fleet.now
     fleet.finish()
     for layout, fragment in zip(protocol.layout.fragments, protocol.fragments, strict=True):
-        scatter_(layout, fragment.theta, parameters)
+        scatter_(layout, fragment.average, parameters)
     balance = protocol.books.balance()
     if not balance.exact or balance.outstanding:
         raise AssertionError(f"the fates of work do not balance: {balance}")
@@ -151,7 +151,7 @@ def _protocol(config: Config, model: torch.nn.Module) -> Protocol:
     fragments = []
     for fragment in layout.fragments:
         theta = gather(fragment, parameters)
-        values = (theta, theta.clone(), torch.zeros(fragment.numel))
+        values = (theta, theta.clone(), torch.zeros(fragment.numel), theta)
         fragments.append(GlobalFragment.restored(fragment.index, 0, 0, values, config.diloco))
     return Protocol(
         run_id="stepped", epoch=1, layout=layout, settings=config.diloco, budget=NO_BUDGET, fragments=fragments

@@ -229,6 +229,8 @@ def _check_diloco(config: Config) -> None:
     _between("diloco.mix_alpha", diloco.mix_alpha, 0.0, 1.0)
     _above("diloco.outer_lr", diloco.outer_lr, 0.0)
     _share_below_one("diloco.outer_momentum", diloco.outer_momentum)
+    for key in ("average", "average_last"):
+        _between(f"diloco.{key}", getattr(diloco, key), 0.0, 1.0)
     _between("diloco.rda_threshold", diloco.rda_threshold, 0.0, 1.0)
     for key in ("round_deadline_s", "final_deadline_s", "journal_retry_s", "hang_min_s", "hang_steps"):
         _above(f"diloco.{key}", getattr(diloco, key), 0.0)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from app.diloco.accounts import Books
+from app.diloco.average import average_weight, averaged
 from app.diloco.codec import digest
 from app.diloco.fragments import Layout, gather
 from app.diloco.job import MergeResult
@@ -55,6 +56,8 @@ def whole_state(protocol: Protocol) -> Durable:
     tensors: dict[str, torch.Tensor] = {}
     for f in protocol.fragments:
         tensors |= _tensors(f"{f.index}.", f.theta, f.theta_hat, f.momentum)
+        if f.average is not f.theta:
+            tensors[f"{f.index}.average"] = f.average
     meta = {
         "kind": "state",
         "run_id": protocol.run_id,
@@ -83,6 +86,7 @@ def merge_record(protocol: Protocol, result: MergeResult) -> Durable:
         "round": result.round,
         "version": result.version,
         "clock": result.clock,
+        "last": result.last,
         "contains": [asdict(contained) for contained in result.contains],
         "books": protocol.books.state(),
     }
@@ -116,7 +120,7 @@ def restore(
     if meta["run_id"] != run_id or meta["layout"] != layout.hash:
         raise ValueError(f"the checkpoint is of run {meta['run_id']} with layout {meta['layout'][:12]}")
     fragments = [
-        GlobalFragment.restored(p, entry["version"], entry["clock"], _three(state.tensors, f"{p}."), settings)
+        GlobalFragment.restored(p, entry["version"], entry["clock"], _four(state.tensors, f"{p}."), settings)
         for p, entry in enumerate(meta["fragments"])
     ]
     for fragment, entry in zip(fragments, meta["fragments"], strict=True):
@@ -135,7 +139,7 @@ def restore(
             for fragment in fragments:
                 fragment.forget(learner)
         else:
-            books = _replay(fragments, numels, record)
+            books = _replay(fragments, settings, numels, record)
             clock = max(clock, record.meta["clock"])
     return Protocol(
         run_id=run_id,
@@ -150,16 +154,19 @@ def restore(
     )
 
 
-def _replay(fragments: list[GlobalFragment], numels: list[int], record: Durable) -> Books:
+def _replay(fragments: list[GlobalFragment], settings: DilocoSettings, numels: list[int], record: Durable) -> Books:
+    """Take over a recorded version. Θ̄ is not in a record: it follows from those before, with the same bits."""
     meta = record.meta
     contains = tuple(Contained(**entry) for entry in meta["contains"])
-    theta, theta_hat, momentum = _three(record.tensors, "")
+    theta, theta_hat, momentum, _ = _four(record.tensors, "")
     fragment = fragments[meta["fragment"]]
     version = meta["version"]
     if version != fragment.version + 1:
         raise ValueError(f"fragment {fragment.index}: version {version} follows {fragment.version} in the journal")
     fragment.ring.push(version, theta_hat, None)
-    fragment.take(version, meta["clock"], theta, theta_hat, momentum, digest(theta_hat))
+    weight = average_weight(settings, fragment.clock, meta["clock"], meta["last"])
+    average = averaged(fragment.average, theta, weight)
+    fragment.take(version, meta["clock"], (theta, theta_hat, momentum, average), digest(theta_hat))
     books = Books.from_state(numels, meta["books"], [(fragment.index, contained) for contained in contains])
     for contained in contains:
         if books.account(contained.learner, contained.incarnation) is not None:
@@ -167,6 +174,7 @@ def _replay(fragments: list[GlobalFragment], numels: list[int], record: Durable)
     return books
 
 
-def _three(tensors: Tensors, prefix: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _four(tensors: Tensors, prefix: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     theta = tensors[f"{prefix}theta"]
-    return theta, tensors.get(f"{prefix}theta_hat", theta), tensors[f"{prefix}momentum"]
+    theta_hat, average = tensors.get(f"{prefix}theta_hat", theta), tensors.get(f"{prefix}average", theta)
+    return theta, theta_hat, tensors[f"{prefix}momentum"], average

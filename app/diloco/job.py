@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from app.diloco.average import average_weight, averaged
 from app.diloco.codec import Codec, digest, get_codec
 from app.diloco.fragments import Fragment, Layout
 from app.diloco.merge import merge_fragment, token_weight
@@ -40,6 +41,9 @@ class MergeResult:
     theta: torch.Tensor
     theta_hat: torch.Tensor
     momentum: torch.Tensor
+    average: torch.Tensor
+    last: bool
+    """Of a last round that took the mean."""
     change: Payload | None
     """The encoded step from the Θ̂ before; None with an fp32 down codec, where Θ̂ = Θ."""
     digest: str
@@ -57,9 +61,12 @@ class MergeJob:
     round: int
     version: int
     clock: int
+    clock_before: int
+    """Global clock of the version it starts from."""
     theta: torch.Tensor
     theta_hat: torch.Tensor
     momentum: torch.Tensor
+    average: torch.Tensor
     answers: tuple[Answer, ...]
     share: float | None = None
     """Of a last round that takes the mean: the share of the asked learners that gave something. None of all others."""
@@ -75,6 +82,8 @@ class MergeJob:
         theta, momentum = self._step(outer_grads, weights)
         codec = get_codec(self.settings.codec_down, self.settings.codec_block)
         theta_hat, change = chain(self.theta_hat, theta, codec)
+        last = self.share is not None
+        weight = average_weight(self.settings, self.clock_before, self.clock, last)
         return MergeResult(
             fragment=self.fragment.index,
             round=self.round,
@@ -84,6 +93,8 @@ class MergeJob:
             theta=theta,
             theta_hat=theta_hat,
             momentum=momentum,
+            average=averaged(self.average, theta, weight),
+            last=last,
             change=change,
             digest=digest(theta_hat),
             contains=tuple(

@@ -123,9 +123,11 @@ def _job(machine: Machine, round_: Round) -> MergeJob:
         round=round_.id,
         version=fragment.version + 1,
         clock=machine.clock.t,
+        clock_before=fragment.clock,
         theta=fragment.theta,
         theta_hat=fragment.theta_hat,
         momentum=fragment.momentum,
+        average=fragment.average,
         answers=tuple(round_.answers[learner] for learner in sorted(round_.answers)),
         share=len(round_.answers) / len(round_.asked) if to_mean else None,
     )

@@ -55,6 +55,10 @@ class DilocoSettings:
     """μ: momentum of the outer step."""
     last_round: str = "mean"
     """The last round, at the token budget: mean (Θ becomes the mean of the learners' weights) or outer (as before)."""
+    average: float = 0.06
+    """Share of the run over which Θ is averaged to the model that is evaluated and exported, 0 to 1; 0: Θ as it is."""
+    average_last: float = 0.5
+    """Least weight of the last round in that average, where it takes the mean."""
     rda_threshold: float = 0.02
     """Norm of the mean direction under which a merge falls back from RDA to the weighted mean."""
     guard_z: float = 8.0

@@ -26,6 +26,8 @@ class GlobalFragment:
     theta: torch.Tensor
     theta_hat: torch.Tensor
     momentum: torch.Tensor
+    average: torch.Tensor
+    """Θ̄: the model to evaluate and export (`average.py`)."""
     ring: Ring
     change_codec: str
     """Codec of the changes in the ring."""
@@ -41,34 +43,32 @@ class GlobalFragment:
         index: int,
         version: int,
         clock: int,
-        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
         settings: DilocoSettings,
     ) -> GlobalFragment:
-        """A fragment from its Θ, Θ̂ and momentum, with a ring that holds this version alone."""
-        theta, theta_hat, momentum = tensors
+        """A fragment from its Θ, Θ̂, momentum and Θ̄, with a ring that holds this version alone."""
         ring = Ring(settings.ring_versions)
-        ring.push(version, theta_hat, None)
-        return cls(index, version, clock, theta, theta_hat, momentum, ring, settings.codec_down, digest_of(theta_hat))
+        ring.push(version, tensors[1], None)
+        return cls(index, version, clock, *tensors, ring, settings.codec_down, digest_of(tensors[1]))
 
     def apply(self, result: MergeResult) -> None:
         """The next version. Raises ValueError when `result` is another one."""
         if result.version != self.version + 1:
             raise ValueError(f"fragment {self.index}: {result.version} cannot follow version {self.version}")
         self.ring.push(result.version, result.theta_hat, result.change)
-        self.take(result.version, result.clock, result.theta, result.theta_hat, result.momentum, result.digest)
+        tensors = (result.theta, result.theta_hat, result.momentum, result.average)
+        self.take(result.version, result.clock, tensors, result.digest)
 
     def take(
         self,
         version: int,
         clock: int,
-        theta: torch.Tensor,
-        theta_hat: torch.Tensor,
-        momentum: torch.Tensor,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
         digest: str,
     ) -> None:
-        """Anchor, version and momentum change together."""
+        """Anchor, version, momentum and average change together."""
         self.version, self.clock, self.digest = version, clock, digest
-        self.theta, self.theta_hat, self.momentum = theta, theta_hat, momentum
+        self.theta, self.theta_hat, self.momentum, self.average = tensors
 
     def note_contained(self, entry: Contained) -> None:
         """This version holds that contribution of a living incarnation."""

@@ -99,6 +99,17 @@ def command(tmp_path):
 
 
 @pytest.fixture(scope="session")
+def leaving():
+    """Processes of killed drivers that must be gone when all tests are done.
+
+    Ray's own agents take about a minute to notice that their cluster is gone.
+    """
+    processes: list[psutil.Process] = []
+    yield processes
+    wait_for("what killed drivers left is gone", lambda: not any(process.is_running() for process in processes), 150.0)
+
+
+@pytest.fixture(scope="session")
 def completed(tmp_path_factory):
     """A run that has ended with a model; to look at, not to change."""
     folder = tmp_path_factory.mktemp("completed") / "run"

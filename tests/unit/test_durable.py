@@ -53,6 +53,7 @@ def same(one: Hand, other: Hand) -> None:
         assert torch.equal(mine.theta, its.theta)
         assert torch.equal(mine.theta_hat, its.theta_hat)
         assert torch.equal(mine.momentum, its.momentum)
+        assert torch.equal(mine.average, its.average)
         assert mine.last_merged == its.last_merged
     assert one.protocol.clock.t == other.protocol.clock.t
     assert one.protocol.incarnations == other.protocol.incarnations
@@ -63,7 +64,7 @@ def same(one: Hand, other: Hand) -> None:
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int4", "fp4"])
 @pytest.mark.parametrize("compacted_at", [None, 0, 2, 5])
 def test_a_restart_brings_back_what_a_run_without_it_has(codec: str, compacted_at: int | None) -> None:
-    dials = {"codec_down": codec, "outer_lr": 0.7, "outer_momentum": 0.6}
+    dials = {"codec_down": codec, "outer_lr": 0.7, "outer_momentum": 0.6, "average": 0.7}
     plain = run(Hand(**dials), 6)
     hand = Hand(**dials)
     if compacted_at is not None:
@@ -73,6 +74,7 @@ def test_a_restart_brings_back_what_a_run_without_it_has(codec: str, compacted_a
     else:
         run(hand, 6)
     assert hand.protocol.merges >= 6
+    assert not any(torch.equal(fragment.average, fragment.theta) for fragment in hand.protocol.fragments)
     hand.restart()
     same(hand, plain)
 
@@ -87,6 +89,7 @@ def test_a_run_with_a_restart_goes_on_like_one_without(restart_at: int) -> None:
         assert mine.version == its.version
         assert torch.equal(mine.theta, its.theta)
         assert torch.equal(mine.momentum, its.momentum)
+        assert torch.equal(mine.average, its.average)
     assert hand.protocol.books.balance() == plain.protocol.books.balance()
 
 

@@ -30,9 +30,8 @@ def config(*overrides, **dials):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_one_learner_with_a_plain_outer_step_is_plain_training(folder, optimizer):
-    one = config(
-        "learners=1", f"train.optimizer={optimizer}", overlap_steps=0, outer_lr=1.0, outer_momentum=0.0, guard_z=0.0
-    )
+    plainly = {"overlap_steps": 0, "outer_lr": 1.0, "outer_momentum": 0.0, "guard_z": 0.0, "average": 0.0}
+    one = config("learners=1", f"train.optimizer={optimizer}", **plainly)
     plain, decoupled = train_data_parallel(one, folder, LOCKSTEP), train_decoupled(one, folder, LOCKSTEP)
     assert decoupled.merges > 20
     assert decoupled.discarded_share == 0.0
