@@ -19,6 +19,7 @@ import torch
 
 from app.config import Config, TrainConfig
 from app.diloco.agenda import Kill, Pace, kills_every
+from app.diloco.average import average_weight, averaged
 from app.diloco.fragments import build_layout, gather, scatter_, specs_of
 from app.diloco.process import Body, SteppedLearner
 from app.diloco.protocol import Protocol
@@ -120,18 +121,28 @@ def train_decoupled(config: Config, data_folder: Path, schedule: Schedule) -> Ou
 def train_data_parallel(config: Config, data_folder: Path, schedule: Schedule) -> Outcome:
     """Train one model on the mean gradient of the batches that `config.learners` workers would have taken.
 
-    Nobody dies and the all-reduce takes no time; the slowest worker sets the pace.
+    Nobody dies and the all-reduce takes no time; the slowest worker sets the pace. With `diloco.average` the weights
+    are averaged once in H steps, as a syncer that follows them does.
     """
     data = prepare(config.data, data_folder)
     model = _model(config, data)
     loop = InnerLoop(model, config.train)
     samples = Samples(config, len(data.train))
     pools = [config.pool_of(name) for name in config.learner_ids]
-    tokens = steps = 0
+    average = [parameter.detach().clone() for parameter in loop.parameters]
+    tokens = steps = averaged_at = 0
     while tokens < config.train.tokens:
         batches = [batch for pool in pools for batch in _batches(data, samples, pool.train)]
         tokens += loop.step(batches, learning_rate(tokens, config.train), contextlib.nullcontext()).tokens
         steps += 1
+        last = tokens >= config.train.tokens
+        if last or steps % config.diloco.sync_interval == 0:
+            weight = average_weight(config.diloco, averaged_at, steps, last)
+            average = [averaged(a, p.detach().clone(), weight) for a, p in zip(average, loop.parameters, strict=True)]
+            averaged_at = steps
+    with torch.no_grad():
+        for parameter, value in zip(loop.parameters, average, strict=True):
+            parameter.copy_(value)
     virtual_s = steps * schedule.step_s * max(pool.settings.slowdown for pool in pools)
     none = {"merges": 0, "discarded_share": 0.0, "contributors": 0.0, "deaths": 0}
     return _outcome(config, data, model, tokens=tokens, virtual_s=virtual_s, **none)

@@ -17,6 +17,7 @@ from app.config.error import ConfigError
 from app.config.help import find_key, group_options, known_keys
 from app.config.pools import PoolConfig
 from app.config.schema import Config, Fault
+from app.diloco.outer_defaults import outer_defaults
 
 if TYPE_CHECKING:  # hydra and omegaconf are imported where they are used: actors need only the schema
     from hydra.core.override_parser.types import Override
@@ -101,8 +102,18 @@ def _composed(overrides: Sequence[str]) -> Config:
     added = _added_pools(overrides)
     ConfigStore.instance().store(name="schema", node=_schema(added))
     OmegaConf.register_new_resolver("half", lambda number: number // 2, replace=True)
+    OmegaConf.register_new_resolver("outer_lr", lambda _root_: _outer_defaults(_root_)[0], replace=True)
+    OmegaConf.register_new_resolver("outer_momentum", lambda _root_: _outer_defaults(_root_)[1], replace=True)
     with initialize_config_module("conf", version_base="1.3"):
         return _to_config(compose("config", [_forced(text) for text in overrides]), added)
+
+
+def _outer_defaults(config: Any) -> tuple[float, float]:
+    """η and μ for the inner optimizer and the outer rounds in the budget. What is wrong with these, `check` says."""
+    train = config.train
+    samples = config.learners * train.batch_size * train.accumulation
+    tokens = samples * config.data.seq_len * config.diloco.sync_interval
+    return outer_defaults(train.tokens / tokens if tokens > 0 else 0, train.optimizer)
 
 
 def _check_pool_names(overrides: Sequence[str], values: dict[str, str]) -> None:

@@ -119,7 +119,7 @@ class TrainConfig:
     """First-moment decay of AdamW."""
     beta2: float = 0.95
     """Second-moment decay of AdamW."""
-    muon_momentum: float = 0.95
+    muon_momentum: float = 0.9
     """Momentum of Muon."""
     grad_clip: float = 1.0
     """Gradients are scaled down to this norm."""

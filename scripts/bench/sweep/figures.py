@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sweep.results import Results
+from sweep.results import CORE_SEEDS, Results
 from sweep.rows import ROWS, Row
 
 Figures = dict[str, Any]
@@ -25,8 +25,8 @@ def compared(losses: Mapping[int, float], others: Mapping[int, float]) -> tuple[
 
 
 def figures(results: Results, row: Row, seeds: int | None, tokens: int) -> Figures | None:
-    """A row's figures; None before it ran."""
-    lines = [line for job in results.jobs_of(row, seeds, tokens) if (line := results.of(job)) is not None]
+    """A row's figures from all seeds (or so many) that ran; None before any did."""
+    lines = [line for job in results.jobs_of(row, seeds or CORE_SEEDS, tokens) if (line := results.of(job)) is not None]
     if not lines:
         return None
     losses = {line["settings"]["seed"]: line["loss"] for line in lines}

@@ -23,6 +23,8 @@ PROCESSES = 2
 CORE_SEEDS = 3
 SHAPING = ("learners", "model", "data", "train", "diloco")
 """The parts of a configuration that shape the outcome of a stepped run, beside the pools."""
+OF_DATA_PARALLEL = ("diloco.average", "diloco.average_last", "diloco.sync_interval")
+"""The dials of the algorithm that data parallel has."""
 STEPPED, ACTORS = "stepped", "actors"
 """How a run was made: in virtual time in one process, or by the real actors."""
 Line = dict[str, Any]
@@ -41,7 +43,10 @@ class Job:
     def settings(self) -> dict[str, Any]:
         """Everything that the outcome depends on, by flat key: what a finished run is known by."""
         row = ROWS[self.row]
-        return {"data_parallel": row.data_parallel, **settings_of(config_of(self), row.schedule)}
+        settings = {"data_parallel": row.data_parallel, **settings_of(config_of(self), row.schedule)}
+        if not row.data_parallel:
+            return settings
+        return {k: v for k, v in settings.items() if not k.startswith("diloco.") or k in OF_DATA_PARALLEL}
 
     @property
     def overrides(self) -> list[str]:

@@ -82,17 +82,19 @@ def _named(base: str, optimizer: str, end: str, size: str = "small") -> str:
 def _core() -> list[Row]:
     rows = []
     for optimizer in ("adamw", "muon"):
-        adamw = optimizer == "adamw"
+        better = optimizer == "muon"
         plain, int4 = _named("decoupled_m4", optimizer, ""), _named("decoupled_m4", optimizer, "int4")
         data_parallel, m2 = _named("data_parallel", optimizer, ""), _named("decoupled_m2", optimizer, "int4")
+        averaged = _named("data_parallel", optimizer, "averaged")
         two = ("learners=2", "train.batch_size=16", *INT4)
         rows += [
-            Row(data_parallel, (), optimizer, data_parallel=True, core=True, tune=True),
-            Row(plain, (), optimizer, core=adamw, tune=True, like=data_parallel),
-            Row(int4, INT4, optimizer, core=True, like=plain),
-            Row(_named("decoupled_m4", optimizer, "fp4"), FP4, optimizer, core=adamw, like=plain),
+            Row(data_parallel, ("diloco.average=0",), optimizer, data_parallel=True, core=True, tune=True),
+            Row(averaged, (), optimizer, data_parallel=True, like=data_parallel, note="Θ̄ of the weights"),
+            Row(int4, INT4, optimizer, core=True, tune=True, like=data_parallel),
             Row(m2, two, optimizer, core=True, tune=True, like=int4),
-            _killed(int4, optimizer, 30.0, core=adamw),
+            Row(plain, (), optimizer, core=better, like=int4),
+            Row(_named("decoupled_m4", optimizer, "fp4"), FP4, optimizer, core=better, like=plain),
+            _killed(int4, optimizer, 30.0, core=better),
             _killed(int4, optimizer, 60.0, core=False),
         ]
     return rows
@@ -121,6 +123,8 @@ def _ladder() -> list[Row]:
         Row(f"{base}_rebase", ("diloco.adopt=rebase",), like=base),
         Row(f"{base}_rebase_int4", ("diloco.adopt=rebase", *INT4), like=f"{base}_int4"),
         Row(f"{base}_mean", ("diloco.merge=mean",), like=base),
+        Row(f"{base}_last_outer", ("diloco.last_round=outer",), like=base, note="no mean in the last round"),
+        Row(f"{base}_not_averaged", ("diloco.average=0",), like=base, note="Θ, not Θ̄"),
         Row(f"{base}_sgd", ("diloco.outer=sgd",), like=base),
         Row(f"{base}_h8", ("diloco.sync_interval=8", "diloco.overlap_steps=1"), like=base),
         *_wider(8, base),
@@ -156,7 +160,14 @@ def _mixed() -> list[Row]:
 
 def _outer() -> list[Row]:
     rows = []
-    for lr, momentum in (("1.0", "0.0"), ("0.7", "0.3"), ("0.7", "0.5"), ("0.3", "0.8"), ("0.7", "0.9")):
+    for lr, momentum in (
+        ("1.0", "0.0"),
+        ("0.4", "0.6"),
+        ("0.7", "0.5"),
+        ("0.8", "0.5"),
+        ("0.3", "0.8"),
+        ("0.7", "0.9"),
+    ):
         overrides = (f"diloco.outer_lr={lr}", f"diloco.outer_momentum={momentum}")
         for optimizer in ("adamw", "muon"):
             base = _named("decoupled_m4", optimizer, "")
@@ -171,7 +182,7 @@ def _large() -> list[Row]:
         data_parallel = _named("data_parallel", optimizer, "", "large")
         decoupled = _named("decoupled_m4", optimizer, "int4", "large")
         rows += [
-            Row(data_parallel, (), optimizer, "large", data_parallel=True, tune=True),
+            Row(data_parallel, ("diloco.average=0",), optimizer, "large", data_parallel=True, tune=True),
             Row(decoupled, INT4, optimizer, "large", tune=True, like=data_parallel),
         ]
     return rows

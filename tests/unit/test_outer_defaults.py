@@ -1,0 +1,47 @@
+"""η and μ by the number of outer rounds."""
+
+import pytest
+
+from app.config import load
+from app.diloco.outer_defaults import outer_defaults
+
+
+@pytest.mark.parametrize(
+    ("rounds", "muon_lr", "momentum"),
+    [
+        (0.0, 0.8, 0.5),
+        (7.0, 0.8, 0.5),
+        (25.0, 0.8, 0.5),
+        (66.0, 0.492, 0.692),
+        (100.0, 0.4, 0.75),
+        (625.0, 0.16, 0.9),
+        (1e9, 0.16, 0.9),
+    ],
+)
+def test_the_rule_by_hand(rounds: float, muon_lr: float, momentum: float) -> None:
+    assert outer_defaults(rounds, "muon") == (pytest.approx(muon_lr), pytest.approx(momentum))
+    assert outer_defaults(rounds, "adamw") == (pytest.approx(muon_lr / 1.6, abs=1e-3), pytest.approx(momentum))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("overrides", "rounds"),
+    [
+        (["train.tokens=6553600"], 100),  # 4 · 8 · 64 tokens a step, 24 steps a round
+        (["train.tokens=6553600", "learners=2"], 200),
+        (["train.tokens=6553600", "train.accumulation=2"], 50),
+        (["train.tokens=6553600", "diloco.sync_interval=48"], 50),
+        (["train.tokens=6553600", "algo=streaming"], 100),
+    ],
+)
+def test_a_configuration_follows_its_budget(overrides: list[str], rounds: int, optimizer: str) -> None:
+    settings = load(["data.seq_len=64", "train.batch_size=8", f"train.optimizer={optimizer}", *overrides]).diloco
+    exact = 6553600 / (4 * 8 * 64 * 24) * rounds / 100
+    assert (settings.outer_lr, settings.outer_momentum) == outer_defaults(exact, optimizer)
+
+
+def test_what_is_given_stands() -> None:
+    settings = load(["diloco.outer_lr=0.7", "train.tokens=100000000"]).diloco
+    assert (settings.outer_lr, settings.outer_momentum) == (0.7, 0.9)
+    plain = load(["algo=data_parallel"]).diloco
+    assert (plain.outer_lr, plain.outer_momentum) == (1.0, 0.0)
