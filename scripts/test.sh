@@ -5,4 +5,5 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/env.sh
 prepare dev
-exec "$VENV_PYTHON" -m pytest "$@"
+# Two processes: one runs all that uses Ray, which waits a lot, the other one begins with the rest.
+exec "$VENV_PYTHON" -m pytest --numprocesses=2 --dist=loadgroup "$@"

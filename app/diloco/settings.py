@@ -49,9 +49,9 @@ class DilocoSettings:
     """How outer gradients are averaged: rda (embedding-like tensors by mean, all others by RDA) or mean (all)."""
     outer: str = "nesterov"
     """The outer optimizer: nesterov, or sgd (plain momentum; none with outer_momentum=0)."""
-    outer_lr: float = 0.4
+    outer_lr: float = 0.5
     """η: learning rate of the outer step."""
-    outer_momentum: float = 0.6
+    outer_momentum: float = 0.5
     """μ: momentum of the outer step."""
     last_round: str = "mean"
     """The last round, at the token budget: mean (Θ becomes the mean of the learners' weights) or outer (as before)."""
