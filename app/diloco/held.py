@@ -67,6 +67,7 @@ class Held:
 
     def rebase(self, offer: Offer) -> Capture | None:
         """Adopt by rebase: all but the capture that the offer contains, which is returned, stays outstanding."""
+        self._land(offer)  # of a restart before
         contained, self.captures = _decide(self.captures, offer)
         if contained is not None:
             self.c_steps -= contained.c_steps

@@ -36,6 +36,9 @@ def arrived(machine: Machine, event: Arrived, now: float) -> None:
     refusal = _refusal(machine, event, round_) if possible else Refusal.CORRUPT
     if refusal is not None:
         machine.refuse(refusal, learner, fragment=given.fragment, round=given.round, base=given.base_version)
+        if refusal is Refusal.OUTLIER:
+            fragment = machine.fragments[given.fragment]
+            fragment.outliers[learner] = fragment.version
         meant = round_ is not None and given.round == round_.id and given.sender.epoch == machine.epoch
         if round_ is not None and meant and not round_.answered(learner):
             round_.gone.add(learner)

@@ -134,6 +134,8 @@ class Offer:
     """Of Θ̂ at `version`."""
     contains: tuple[Contained, ...]
     """What the versions newer than the one held contain of the recipient's own work."""
+    restart: bool = False
+    """The recipient's work was refused as an outlier: nothing of it may stay, whatever `adopt` says."""
 
 
 @dataclass(frozen=True)

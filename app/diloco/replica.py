@@ -200,25 +200,29 @@ class Replica:
     def _adopt(self, received: Received) -> None:
         """`overwrite` θ ← Θ̂, `mix` θ ← αθ + (1−α)Θ̂, `rebase` θ ← Θ̂ + progress that the merge did not contain, `keep` θ.
 
+        Overwrite, whatever the rule, where the learner's values are not finite or the syncer called them outliers.
         Counters and fates: `docs/protocol.md`, Adoption and the fate of work.
         """
         offer, value = received.offer, received.theta_hat
         held = self.fragments[offer.fragment]
         fragment = self._layout.fragments[offer.fragment]
-        match self._settings.adopt:
+        mine = gather(fragment, self._parameters)
+        # What is not finite would stay for ever, and be refused by every round.
+        heal = offer.restart or not bool(torch.isfinite(torch.dot(mine, mine)))
+        match "overwrite" if heal else self._settings.adopt:
             case "rebase":
-                progress = gather(fragment, self._parameters) - held.base
+                progress = mine - held.base
                 contained = held.rebase(offer)
                 if contained is not None:
                     assert contained.delta is not None  # it was sent, so it was encoded
                     progress -= contained.delta
                 value = received.theta_hat + progress
             case "keep":
-                value = gather(fragment, self._parameters)
+                value = mine
                 held.rebase(offer)
             case "mix":
                 alpha = self._settings.mix_alpha
-                value = alpha * gather(fragment, self._parameters) + (1 - alpha) * received.theta_hat
+                value = alpha * mine + (1 - alpha) * received.theta_hat
                 held.restart(offer, alpha)
             case _:
                 held.restart(offer, 0.0)
@@ -239,4 +243,4 @@ def _with_older(offer: Offer, waiting: Received | None) -> Offer:
         return offer
     known = {(c.epoch, c.round) for c in offer.contains}
     older = tuple(c for c in waiting.offer.contains if (c.epoch, c.round) not in known)
-    return replace(offer, contains=(*older, *offer.contains))
+    return replace(offer, contains=(*older, *offer.contains), restart=offer.restart or waiting.offer.restart)

@@ -36,6 +36,8 @@ class GlobalFragment:
     """Learner → newest version that holds its living incarnation's work."""
     contained: dict[str, list[Contained]] = field(default_factory=dict)
     """Learner → entries of versions that it has not received yet."""
+    outliers: dict[str, int] = field(default_factory=dict)
+    """Learner → version at which its work was refused as an outlier; until it has received a newer one."""
 
     @classmethod
     def restored(
@@ -79,11 +81,14 @@ class GlobalFragment:
         """This incarnation has left: its next one starts with a clean slate."""
         self.last_merged.pop(learner, None)
         self.contained.pop(learner, None)
+        self.outliers.pop(learner, None)
 
     def received(self, learner: str, version: int) -> None:
         """This learner has every version up to `version`: its older entries are not needed again."""
         if entries := self.contained.get(learner):
             self.contained[learner] = [entry for entry in entries if entry.version > version]
+        if self.outliers.get(learner, version) < version:
+            del self.outliers[learner]
 
     def offer_for(self, learner: str, held: int, epoch: int, full: bool) -> Offer:
         """The newest value for a learner that holds `held`: the missing changes, or all of it where that is smaller."""
@@ -103,4 +108,5 @@ class GlobalFragment:
             payload=payload,
             digest=self.digest,
             contains=tuple(e for e in self.contained.get(learner, ()) if e.version > held),
+            restart=learner in self.outliers,
         )

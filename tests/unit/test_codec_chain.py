@@ -187,9 +187,11 @@ def test_a_change_in_blocks_of_another_size_is_refused(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("adopt", ["overwrite", "mix", "rebase"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_learner_with_nan_lives_is_refused_and_heals(codec: str, bad: float) -> None:
-    hand = opened(codec_up=codec, codec_down=codec, codec_block=BLOCK, error_feedback=True)
+def test_a_learner_with_nan_lives_is_refused_and_heals(codec: str, adopt: str, bad: float) -> None:
+    dials = {"codec_up": codec, "codec_down": codec, "codec_block": BLOCK, "adopt": adopt}
+    hand = opened(**dials, error_feedback=adopt != "rebase")
     for tensor in hand.parameters["a"].values():
         tensor.view(-1)[-1] = bad
     hand.answer("a", 1)
@@ -204,6 +206,11 @@ def test_a_learner_with_nan_lives_is_refused_and_heals(codec: str, bad: float) -
     mine = {piece.name for piece in tiny_layout(2).fragments[1].pieces} - {"emb"}
     assert mine
     assert all(bool(torch.isfinite(hand.parameters["a"][name]).all()) for name in mine)
+    held = hand.replicas["a"].fragments[1]
+    assert (held.outstanding, held.discarded) == (0, {"missed": 20})
+    hand.step("a")
+    hand.poll("a")
+    assert hand.protocol.books.balance().exact
 
 
 @pytest.mark.parametrize("codec", BLOCK_CODECS)

@@ -4,7 +4,9 @@ import math
 import statistics
 
 import pytest
+import torch
 
+from app.diloco.fragments import gather
 from app.diloco.guard import ENOUGH, LEAST_SPREAD, NORMAL, WINDOW, NormGuard
 from app.diloco.messages import Refusal
 from tests.unit.tiny import Hand
@@ -106,4 +108,45 @@ def test_the_protocol_refuses_and_tells_the_tape(threshold: float) -> None:
     else:
         assert refused == []
         assert moved > 100 * usual_move
+    assert hand.protocol.books.balance().exact
+
+
+@pytest.mark.parametrize("adopt", ["overwrite", "mix", "rebase"])
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_refused_outlier_starts_again_from_the_global_value(adopt: str, newer: bool) -> None:
+    """Also when a newer version replaces the one that told it so."""
+    hand = Hand(fragments=1, sync_interval=2, adopt=adopt, codec_down="int4", codec_up="int4", codec_block=16)
+    for name in ("a", "b"):
+        hand.join(name)
+    for _ in range(2 * ENOUGH):
+        one_round(hand, 1.1)
+    for name, change in (("a", 1.0), ("b", 1e4)):
+        hand.step(name, 2, change=change)
+        hand.poll(name)
+    for name in ("b", "a"):
+        hand.answer(name, 0)
+    hand.publish()
+    assert hand.refused()[-1] == "outlier"
+    if newer:
+        hand.ask("b")  # receives the version, and has not adopted it yet when the next one comes
+        hand.adopt("a")
+        hand.step("a", 2)
+        hand.poll("a")
+        hand.answer("a", 0)
+        hand.now += hand.settings.round_deadline_s
+        hand.poll("a")
+        hand.publish()
+    hand.adopt("b")
+    held, fragment = hand.replicas["b"].fragments[0], hand.protocol.fragments[0]
+    assert held.version == fragment.version
+    assert torch.equal(gather(hand.protocol.layout.fragments[0], hand.parameters["b"]), fragment.theta_hat)
+    assert held.outstanding == 0
+    hand.adopt("b")
+    assert not fragment.outliers
+    for name in ("a", "b"):
+        hand.step(name, 2, change=1.0)  # like everybody again
+        hand.poll(name)
+    assert hand.answer("b", 0).c_steps == 2
+    assert hand.refused()[-1] == "outlier"
+    assert hand.protocol.refusals[Refusal.OUTLIER] == 1
     assert hand.protocol.books.balance().exact

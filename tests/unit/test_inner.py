@@ -13,7 +13,7 @@ from app.learning.loss import next_token_loss
 from app.learning.model import build_model
 
 SMALL = ModelConfig(hidden=32, layers=1, heads=2, intermediate=48)
-CONFIG = TrainConfig(tokens=10_000, lr=1e-2, warmup_tokens=0, precision="fp32")
+CONFIG = TrainConfig(optimizer="adamw", tokens=10_000, lr=1e-2, warmup_tokens=0, precision="fp32")
 
 
 @pytest.fixture(autouse=True)

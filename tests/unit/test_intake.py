@@ -61,7 +61,7 @@ def one_fragment(**dials: object) -> Hand:
 
 
 def test_a_merged_learner_on_its_old_base_is_refused_and_gets_the_newest() -> None:
-    hand = one_fragment()
+    hand = one_fragment(adopt="overwrite")
     for name in ("a", "b"):
         hand.answer(name, 0)
     hand.publish()
@@ -78,7 +78,7 @@ def test_a_merged_learner_on_its_old_base_is_refused_and_gets_the_newest() -> No
 
 def behind(late: str, ring: int = 4, merges: int = 1) -> tuple[Hand, Contribution]:
     """b holds version 0 with work that no version contains; a made `merges` versions without it."""
-    hand = one_fragment(late=late, ring_versions=ring)
+    hand = one_fragment(adopt="overwrite", late=late, ring_versions=ring)
     for _ in range(merges):
         hand.answer("a", 0)
         hand.now += 5.0

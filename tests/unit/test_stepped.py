@@ -144,7 +144,8 @@ class Reference:
 @pytest.mark.parametrize("tau", [0, 2, 5])
 def test_a_run_equals_the_reference(learners: int, adopt: str, tau: int) -> None:
     # With τ = 0 there is no window, so the quorum must be everybody.
-    fleet = fleet_of(learners, adopt=adopt, overlap_steps=tau, min_quorum=learners, mix_alpha=0.25)
+    dials = {"overlap_steps": tau, "min_quorum": learners, "mix_alpha": 0.25, "outer_lr": 0.4, "outer_momentum": 0.6}
+    fleet = fleet_of(learners, adopt=adopt, **dials)
     reference = Reference(learners, fleet.protocol.settings)
     for t in range(1, 61):
         fleet.advance()

@@ -41,7 +41,7 @@ def test_one_learner_with_a_plain_outer_step_is_plain_training(folder, optimizer
 
 @pytest.mark.parametrize("codec", ["fp32", "int4"])
 def test_several_learners_learn_alike_every_time(folder, codec):
-    several = config("learners=3", f"diloco.codec_up={codec}", f"diloco.codec_down={codec}")
+    several = config("learners=3", "diloco.adopt=overwrite", f"diloco.codec_up={codec}", f"diloco.codec_down={codec}")
     first, second = train_decoupled(several, folder, LOCKSTEP), train_decoupled(several, folder, LOCKSTEP)
     assert first == second
     assert first.contributors == pytest.approx(3.0)

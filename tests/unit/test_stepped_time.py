@@ -192,6 +192,7 @@ def synchronous(learners: int, rounds: int, H: int, lr: float, momentum: float) 
 @pytest.mark.parametrize("line", [{}, {"delay_s": 0.3, "jitter_s": 2.5}])
 def test_learners_that_wait_for_all_are_synchronous_diloco(line: dict[str, float]) -> None:
     dials = {"fragments": 1, "overlap_steps": 0, "min_quorum": 4, "blocking": True, "merge": "mean"}
+    dials |= {"adopt": "overwrite", "outer_lr": 0.4, "outer_momentum": 0.6}
     fleet = fleet_at(mixed(**line), dials)
     while fleet.protocol.merges < 5:
         fleet.advance()
