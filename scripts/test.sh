@@ -5,5 +5,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/env.sh
 prepare dev
-# Two processes: one runs all that uses Ray, which waits a lot, the other one begins with the rest.
-exec "$VENV_PYTHON" -m pytest --numprocesses=2 --dist=loadgroup "$@"
+if (($#)); then
+  exec "$VENV_PYTHON" -m pytest "$@"
+fi
+# What uses no Ray in two processes; the rest needs the machine for itself.
+"$VENV_PYTHON" -m pytest --numprocesses=2 tests/unit
+exec "$VENV_PYTHON" -m pytest tests/cluster tests/e2e

@@ -18,13 +18,6 @@ def _descendants() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use Ray run one after the other in one process, beside all others where there are two."""
-    for item in items:
-        if {"cluster", "e2e"} & set(item.path.parent.parts):
-            item.add_marker(pytest.mark.xdist_group("ray"))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _leaves_no_process_behind():
     """Processes that a test started must end with the session; what does not is ended here and fails the session."""

@@ -41,6 +41,7 @@ def steps_apart(run: LiveRun) -> int:
     return max(max(steps) - min(steps) for steps in counts)
 
 
+@pytest.mark.slow
 def test_diloco_merges_the_whole_model_of_everybody_while_nobody_steps(start):
     whole = ("diloco.fragments=1", "diloco.overlap_steps=0", "diloco.sync_interval=20")
     run = start("algo=diloco", "pools=mixed", "train.tokens=30000", *whole)
