@@ -4,7 +4,7 @@ import pytest
 
 from sweep.figures import compared, figures, table
 from sweep.report import BEGIN, END, draw, write_table
-from sweep.results import ACTORS, CORE_SEEDS, Job, Results, tuned
+from sweep.results import ACTORS, CORE_SEEDS, OF_DATA_PARALLEL, Job, Results, tuned
 from sweep.rows import ROWS
 
 TOKENS = 1000
@@ -64,6 +64,14 @@ def test_a_finished_run_is_known_by_its_settings(path):
         Job("data_parallel", "4e-3", 0, TOKENS),
     ):
         assert results.of(other) is None
+
+
+def test_what_a_run_does_not_use_does_not_make_it_another(path):
+    settings = Job("data_parallel", "4e-3", 0, TOKENS).settings
+    assert "train.muon_momentum" not in settings
+    assert {key for key in settings if key.startswith("diloco.")} == set(OF_DATA_PARALLEL)
+    assert "train.muon_momentum" in Job("data_parallel_muon", "8e-3", 0, TOKENS).settings
+    assert "diloco.outer_lr" in Job("decoupled_m4", "4e-3", 0, TOKENS).settings
 
 
 def test_a_run_under_another_name_is_the_same_run(path):

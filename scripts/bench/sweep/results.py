@@ -44,9 +44,11 @@ class Job:
         """Everything that the outcome depends on, by flat key: what a finished run is known by."""
         row = ROWS[self.row]
         settings = {"data_parallel": row.data_parallel, **settings_of(config_of(self), row.schedule)}
-        if not row.data_parallel:
-            return settings
-        return {k: v for k, v in settings.items() if not k.startswith("diloco.") or k in OF_DATA_PARALLEL}
+        if row.optimizer != "muon":
+            del settings["train.muon_momentum"]
+        if row.data_parallel:
+            settings = {k: v for k, v in settings.items() if not k.startswith("diloco.") or k in OF_DATA_PARALLEL}
+        return settings
 
     @property
     def overrides(self) -> list[str]:
