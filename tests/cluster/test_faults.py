@@ -109,6 +109,7 @@ def steps_until(run, over):
 
 def test_a_killed_syncer_costs_merges_not_steps(run):
     before = run.syncer()
+    joins = len(run.events("join"))
     kill(before.pid)
 
     def started():
@@ -121,7 +122,7 @@ def test_a_killed_syncer_costs_merges_not_steps(run):
     assert after.epoch == before.epoch + 1
     assert all(new >= old for new, old in zip(after.versions, before.versions, strict=True))
     run.wait_merges(4)
-    assert run.learner("learner-0").incarnation == 1  # nobody had to join again
+    assert len(run.events("join")) == joins  # nobody had to join again
     assert run.syncer().work_exact
     seen = {}
     for merge in run.events("merge"):
@@ -215,7 +216,7 @@ def test_the_run_ends_with_a_balanced_account_and_leaves_nothing_behind(run):
     assert work["outstanding"] == 0
     assert work["processed"] == work["merged"] + sum(work["discarded"].values())
     assert summary["syncer"]["incarnations"] == 3
-    assert summary["learners"]["learner-1"]["incarnations"] == 2
+    assert summary["learners"]["learner-1"]["incarnations"] >= 2
     assert {fault["kind"] for fault in summary["faults"]} >= {"died", "hang"}
     assert [fault["kind"] for fault in summary["faults"] if fault["target"] == "syncer"] == ["died", "hang"]
     assert len(summary["syncer"]["recoveries_s"]) == 2
