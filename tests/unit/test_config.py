@@ -261,6 +261,7 @@ def test_the_ladder_of_algorithms() -> None:
     assert (diloco.adopt, diloco.merge, diloco.sync_interval) == ("overwrite", "mean", 50)
     parallel = load(["algo=data_parallel"])
     assert (parallel.algo, parallel.diloco.adopt, parallel.diloco.outer_lr) == ("data_parallel", "keep", 1.0)
+    assert (parallel.diloco.last_round, parallel.diloco.average) == ("outer", 0.0)
 
 
 @pytest.mark.parametrize("change", [{"blocking": True}, {"adopt": "rebase"}])
