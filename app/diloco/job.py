@@ -9,7 +9,7 @@ import torch
 from app.diloco.average import average_weight, averaged
 from app.diloco.codec import Codec, digest, get_codec
 from app.diloco.fragments import Fragment, Layout
-from app.diloco.merge import merge_fragment, token_weight
+from app.diloco.merge import finite_norm, merge_fragment, token_weight
 from app.diloco.messages import Contained, Contribution, Payload
 from app.diloco.outer import outer_step
 from app.diloco.settings import DilocoSettings
@@ -151,4 +151,4 @@ def decode_contribution(contribution: Contribution, numel: int, block: int) -> t
         delta = get_codec(contribution.codec, block).decode(contribution.payload, numel)
     except (ValueError, TypeError, AttributeError):  # whatever else may stand where an array should
         return None
-    return delta if bool(torch.isfinite(torch.dot(delta, delta))) else None
+    return delta if finite_norm(delta) else None

@@ -97,6 +97,11 @@ def norm(x: Tensor) -> float:
     return math.sqrt(total)
 
 
+def finite_norm(x: Tensor) -> bool:
+    """Whether ‖x‖² is finite in the dtype of x, a vector: neither NaN nor Inf is in it, nor what overflows."""
+    return bool(torch.isfinite(torch.dot(x, x)))
+
+
 def _shares(vs: Sequence[Tensor], ws: Sequence[float]) -> list[float]:
     """Check a quorum and return w / Σ w for each member."""
     if not vs:

@@ -17,6 +17,7 @@ from app.diloco.codec import digest, get_codec
 from app.diloco.feedback import feedback_for
 from app.diloco.fragments import Layout, gather, scatter_
 from app.diloco.held import Held
+from app.diloco.merge import finite_norm
 from app.diloco.messages import Ask, Contribution, Offer, Report, Sender, Welcome
 from app.diloco.settings import DilocoSettings
 
@@ -206,10 +207,12 @@ class Replica:
         offer, value = received.offer, received.theta_hat
         held = self.fragments[offer.fragment]
         fragment = self._layout.fragments[offer.fragment]
-        mine = gather(fragment, self._parameters)
-        # What is not finite would stay for ever, and be refused by every round.
-        heal = offer.restart or not bool(torch.isfinite(torch.dot(mine, mine)))
-        match "overwrite" if heal else self._settings.adopt:
+        rule = "overwrite" if offer.restart else self._settings.adopt
+        if rule != "overwrite":
+            mine = gather(fragment, self._parameters)
+            if not finite_norm(mine):  # it would stay for ever, and be refused by every round
+                rule = "overwrite"
+        match rule:
             case "rebase":
                 progress = mine - held.base
                 contained = held.rebase(offer)
