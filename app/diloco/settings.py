@@ -39,7 +39,7 @@ class DilocoSettings:
     """Elements that share a 2-byte scale in int8, int4 and fp4: a power of two, 16 to 4096. Fewer err less."""
     error_feedback: bool = False
     """Learners add what the codec left out of a merged contribution to their next one (adopt=overwrite or mix)."""
-    adopt: str = "overwrite"
+    adopt: str = "rebase"
     """What a learner does with an offered fragment: overwrite, mix, rebase, or keep (it keeps its own)."""
     mix_alpha: float = 0.5
     """α of adopt=mix: the share of the learner's own value that stays, 0 to 1."""
