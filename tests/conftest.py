@@ -1,10 +1,13 @@
 """What every test relies on: no usage statistics, no process left behind."""
 
+import contextlib
 import os
 import time
 
 import psutil
 import pytest
+
+from tests.processes import gone
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
@@ -15,7 +18,7 @@ REAP_S = 15.0
 
 
 def _descendants() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in psutil.Process().children(recursive=True) if not gone(p)]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,7 +28,9 @@ def _leaves_no_process_behind():
     deadline = time.monotonic() + REAP_S
     while (left := _descendants()) and time.monotonic() < deadline:
         time.sleep(0.2)
-    names = [" ".join(p.cmdline()[:4]) for p in left if p.is_running()]
+    names = []
     for process in left:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            names.append(" ".join(process.cmdline()[:4]))
+            process.kill()
     assert not names, f"left running: {names}"

@@ -18,6 +18,7 @@ from actors.start import attach, dismiss, find_supervisor, start_supervisor, sta
 from app.config import load
 from app.run import tape
 from app.run.folder import open_folder
+from tests.processes import gone
 from tests.small import SMALL
 
 T = TypeVar("T")
@@ -133,12 +134,10 @@ class LiveRun:
 
     def close(self) -> None:
         """End whatever is left; for the end of a test that may have failed."""
-        for name in (SUPERVISOR, *self.config.learner_ids, SYNCER, LEDGER, EVALUATOR):
-            try:
-                ray.kill(self.actor(name), no_restart=True)
-            except (ValueError, RayError):
-                continue
-        Fleet(self.spec).end_learners()  # and give back their places
+        if (supervisor := find_supervisor(self.spec.run_id)) is not None:
+            ray.kill(supervisor, no_restart=True)  # before those that it would start anew
+        Fleet(self.spec).end_learners()
+        Fleet(self.spec).end_services()
         if self.folder.lock is not None:
             self.folder.lock.release()
 
@@ -147,4 +146,4 @@ def kill(pid: int) -> None:
     """A real SIGKILL, and the process is seen to be gone."""
     process = psutil.Process(pid)
     os.kill(pid, signal.SIGKILL)
-    wait_for(f"process {pid} is gone", lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    wait_for(f"process {pid} is gone", lambda: gone(process))

@@ -6,6 +6,7 @@ import ray
 
 from actors.spec import SUPERVISOR
 from tests.cluster.harness import LiveRun, kill, wait_for
+from tests.processes import gone
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -14,7 +15,7 @@ def test_a_supervisor_that_always_fails_gives_up_and_ends_the_run(cluster, tmp_p
     run = LiveRun(tmp_path / "run", ["learners=1", "supervisor.linger_s=60"])
     try:
         run.wait_training()
-        pids = run.pids()
+        actors = [psutil.Process(pid) for pid in run.pids()]
         run.spec.tape.rename(tmp_path / "events.jsonl")
         run.spec.tape.mkdir()  # it reads the tape when it starts
         kill(run.call(SUPERVISOR, "pid"))
@@ -22,11 +23,7 @@ def test_a_supervisor_that_always_fails_gives_up_and_ends_the_run(cluster, tmp_p
         assert "IsADirectoryError" in status.error
         failures = sorted(path.name for path in (run.spec.run_dir / "failures").iterdir())
         assert len(failures) == run.config.supervisor.most_failures
-        wait_for("its learners and services are gone", lambda: not any(map(alive, pids)))
+        wait_for("its learners and services are gone", lambda: all(map(gone, actors)))
     finally:
         run.close()
     assert ray.is_initialized()
-
-
-def alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

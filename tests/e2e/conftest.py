@@ -1,9 +1,9 @@
 """Runs the command line as a user does, in processes of its own."""
 
+import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -81,8 +81,8 @@ class Command:
             self.process.kill()
             self.process.wait()
             for process in family:
-                if process.is_running():
-                    process.send_signal(signal.SIGKILL)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
 
 @pytest.fixture
