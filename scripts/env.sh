@@ -33,6 +33,7 @@ prepare() {
     if ! "$VENV_PYTHON" -m pip --version >/dev/null 2>&1; then
         "$python" -m venv --clear .venv || return
     fi
-    "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check -e ".${extras:+[$extras]}" >&2 || return
+    # --no-compile: Python does that for what is imported; for every module of torch and others it takes as long as the rest.
+    "$VENV_PYTHON" -m pip install --quiet --no-compile --disable-pip-version-check -e ".${extras:+[$extras]}" >&2 || return
     echo "$wanted" >"$stamp"
 }

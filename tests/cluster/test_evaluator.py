@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from actors.spec import EVALUATOR
+from actors.spec import EVALUATOR, SUPERVISOR
 from actors.start import find_supervisor, status_of
 from tests.cluster.harness import LiveRun, wait_for
 
@@ -37,6 +37,7 @@ def freeze_in_the_end(run: LiveRun) -> int:
 
     wait_for("the run ends", ending)
     pid = wait_for("the evaluator answers", lambda: run.try_call(EVALUATOR, "pid"))
+    wait_for("the supervisor hears it", lambda: (s := run.status(SUPERVISOR)) and EVALUATOR not in s.silent)
     os.kill(pid, signal.SIGSTOP)
     return pid
 
@@ -49,8 +50,8 @@ def test_a_frozen_evaluator_holds_up_neither_a_stop_nor_the_end(start):
     assert summary["tokens_processed"] >= 30000
     run.close()
 
-    # Nothing is left to train: measure, and write the model. It may freeze before it was heard: its start is limited.
-    run = start("run.resume=auto", "supervisor.evaluator_silent_s=10", "supervisor.start_deadline_s=45")
+    # Nothing is left to train: measure, and write the model.
+    run = start("run.resume=auto", "supervisor.evaluator_silent_s=10")
     frozen = freeze_in_the_end(run)
     wait_for("another evaluator", lambda: (pid := run.try_call(EVALUATOR, "pid")) and pid != frozen)
     summary = run.wait_done()

@@ -1,4 +1,4 @@
-"""Runs the command line as a user does, in processes of its own."""
+"""Runs the scripts as a user does, in a copy of the repository with a .venv that is ready."""
 
 import contextlib
 import json
@@ -7,6 +7,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import psutil
@@ -26,17 +28,41 @@ TWO = [
 ]
 
 
-class Command:
-    """`python -m app.train` in the background."""
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory):
+    """What the scripts need, and a .venv with the packages of this environment, marked as `prepare` marks it."""
+    copy = tmp_path_factory.mktemp("scripts") / "repository"
+    for name in ("app", "actors", "conf", "scripts"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    venv.create(copy / ".venv", with_pip=False, symlinks=True)
+    base = {"base": str(copy / ".venv"), "platbase": str(copy / ".venv")}
+    packages = f"{copy}\n{sysconfig.get_path('purelib')}\n"
+    with open(os.path.join(sysconfig.get_path("purelib", "venv", base), "packages.pth"), "w") as file:
+        file.write(packages)
+    with (copy / "pyproject.toml").open("rb") as file:
+        checksum = subprocess.run(["cksum"], stdin=file, capture_output=True, text=True, check=True).stdout
+    (copy / ".venv" / ".installed").write_text(f"{copy} {checksum}")
+    return copy
 
-    def __init__(self, folder: Path, *overrides: str, env: dict[str, str] | None = None):
+
+def clean_env() -> dict[str, str]:
+    """The environment without what points to a cluster or to this checkout."""
+    return {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "PYTHONPATH")}
+
+
+class Command:
+    """`scripts/train.sh` in the background, called from somewhere else."""
+
+    def __init__(self, repository: Path, folder: Path, *overrides: str, env: dict[str, str] | None = None):
         self.folder = folder
+        folder.parent.mkdir(exist_ok=True)
         self.log = folder.parent / f"{folder.name}.{len(list(folder.parent.glob('*.log')))}.log"
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "app.train", *TWO, f"run.dir={folder}", *overrides],
-                cwd=ROOT,
-                env={**{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}, **(env or {})},
+                [repository / "scripts" / "train.sh", *TWO, f"run.dir={folder}", *overrides],
+                cwd="/",
+                env={**clean_env(), **(env or {})},
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
@@ -86,11 +112,11 @@ class Command:
 
 
 @pytest.fixture
-def command(tmp_path):
+def command(repository, tmp_path):
     started: list[Command] = []
 
     def start(*overrides: str, folder: Path | None = None, env: dict[str, str] | None = None) -> Command:
-        started.append(Command(folder or tmp_path / "run", *overrides, env=env))
+        started.append(Command(repository, folder or tmp_path / "run", *overrides, env=env))
         return started[-1]
 
     yield start
@@ -110,10 +136,10 @@ def leaving():
 
 
 @pytest.fixture(scope="session")
-def completed(tmp_path_factory):
+def completed(repository, tmp_path_factory):
     """A run that has ended with a model; to look at, not to change."""
     folder = tmp_path_factory.mktemp("completed") / "run"
-    run = Command(folder, "train.tokens=60000", "tracking=wandb", f"run.dir={folder.as_uri()}")
+    run = Command(repository, folder, "train.tokens=60000", "tracking=wandb", f"run.dir={folder.as_uri()}")
     try:
         assert run.wait() == 0, run.output
         yield run

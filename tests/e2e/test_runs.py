@@ -34,6 +34,8 @@ def test_a_run_ends_with_a_model_and_is_not_overwritten(command, completed):
     for text in ("eval loss:", "gzip -9", "a sample from the trained model", str(first.folder)):
         assert text in first.output
     assert list(first.folder.glob("wandb/offline-run-*"))
+    assert (first.folder / "model" / "model.safetensors").is_file()
+    assert "Setting up" not in first.output
 
     before = (first.folder / "summary.json").read_bytes(), (first.folder / "config.yaml").read_bytes()
     again = command("train.tokens=60000", folder=first.folder)
@@ -45,8 +47,10 @@ def test_a_run_ends_with_a_model_and_is_not_overwritten(command, completed):
     assert "completed already" in resumed.output
 
 
-def test_sigterm_checkpoints_and_the_same_command_goes_on(command):
-    first = command("train.tokens=1000000000")
+def test_sigterm_checkpoints_and_the_same_command_goes_on(command, repository):
+    folder = repository / "runs" / "stopped"  # relative paths start at the root of the repository
+    same = ("run.dir=null", "run.name=stopped")
+    first = command("train.tokens=1000000000", *same, folder=folder)
     first.wait_merges(6)
     family = first.family()
     first.process.send_signal(signal.SIGTERM)
@@ -57,8 +61,9 @@ def test_sigterm_checkpoints_and_the_same_command_goes_on(command):
     wait_for("no process is left", lambda: not any(process.is_running() for process in family))
 
     budget = stopped["tokens_processed"] + 30000
-    second = command(f"train.tokens={budget}", "run.resume=auto")
+    second = command(f"train.tokens={budget}", "run.resume=auto", *same, folder=folder)
     assert second.wait() == 0, second.output
+    assert str(folder) in second.output
     summary = second.summary()
     assert summary["status"] == "completed"
     assert summary["global_step"] > stopped["global_step"]
