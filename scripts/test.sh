@@ -13,7 +13,7 @@ fi
 # session is its own scheduling group on Linux, whose priority counts more than that of its processes.
 output="$(mktemp)"
 setsid bash -c 'echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$@"' unit \
-  "$VENV_PYTHON" -m pytest --numprocesses=2 --timeout=600 tests/unit >"$output" 2>&1 &
+  env OMP_NUM_THREADS=1 "$VENV_PYTHON" -m pytest --numprocesses=2 --timeout=600 tests/unit >"$output" 2>&1 &
 unit=$!
 trap 'kill -- "-$unit" 2>/dev/null; rm -f "$output"' EXIT
 

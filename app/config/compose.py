@@ -16,7 +16,7 @@ from app.config.check import check
 from app.config.error import ConfigError
 from app.config.help import find_key, group_options, known_keys
 from app.config.pools import PoolConfig
-from app.config.schema import Config, Fault
+from app.config.schema import LEARNING_RATES, Config, Fault, TrainConfig
 from app.diloco.outer_defaults import outer_defaults
 
 if TYPE_CHECKING:  # hydra and omegaconf are imported where they are used: actors need only the schema
@@ -102,10 +102,16 @@ def _composed(overrides: Sequence[str]) -> Config:
     added = _added_pools(overrides)
     ConfigStore.instance().store(name="schema", node=_schema(added))
     OmegaConf.register_new_resolver("half", lambda number: number // 2, replace=True)
+    OmegaConf.register_new_resolver("inner_lr", lambda _root_: _inner_lr(_root_), replace=True)
     OmegaConf.register_new_resolver("outer_lr", lambda _root_: _outer_defaults(_root_)[0], replace=True)
     OmegaConf.register_new_resolver("outer_momentum", lambda _root_: _outer_defaults(_root_)[1], replace=True)
     with initialize_config_module("conf", version_base="1.3"):
         return _to_config(compose("config", [_forced(text) for text in overrides]), added)
+
+
+def _inner_lr(config: Any) -> float:
+    """The learning rate that suits the inner optimizer. One that is not known is refused by `check`."""
+    return LEARNING_RATES.get(config.train.optimizer, TrainConfig.lr)
 
 
 def _outer_defaults(config: Any) -> tuple[float, float]:

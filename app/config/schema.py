@@ -14,7 +14,9 @@ from app.diloco.settings import DilocoSettings
 ALGORITHMS = ("decoupled", "streaming", "diloco", "data_parallel")
 MODEL_NAMES = ("llama", "hf")
 DATA_SOURCES = ("stdlib", "files", "hub")
-OPTIMIZERS = ("adamw", "muon")
+LEARNING_RATES = {"muon": 12e-3, "adamw": 4e-3}
+"""Default of `train.lr` by inner optimizer."""
+OPTIMIZERS = tuple(LEARNING_RATES)
 PRECISIONS = ("auto", "fp32", "bf16")
 RESUME_RULES = ("never", "auto")
 FAULT_KINDS = ("kill", "freeze", "kill_syncer")
@@ -105,10 +107,10 @@ class TrainConfig:
     """Samples in one forward pass of one learner."""
     accumulation: int = 1
     """Forward passes in one inner step."""
-    optimizer: str = "adamw"
-    """adamw, or muon (matrices by Muon, embeddings, output head and vectors by AdamW)."""
-    lr: float = 4e-3
-    """Peak learning rate."""
+    optimizer: str = "muon"
+    """muon (matrices by Muon, embeddings, output head and vectors by AdamW), or adamw (all)."""
+    lr: float = LEARNING_RATES["muon"]
+    """Peak learning rate; where it is not given, one that suits the optimizer."""
     min_lr_share: float = 0.1
     """Learning rate at the end of the budget, as a share of the peak, 0 to 1."""
     warmup_tokens: int = 120_000

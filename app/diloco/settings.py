@@ -49,7 +49,7 @@ class DilocoSettings:
     """How outer gradients are averaged: rda (embedding-like tensors by mean, all others by RDA) or mean (all)."""
     outer: str = "nesterov"
     """The outer optimizer: nesterov, or sgd (plain momentum; none with outer_momentum=0)."""
-    outer_lr: float = 0.5
+    outer_lr: float = 0.8
     """η: learning rate of the outer step."""
     outer_momentum: float = 0.5
     """μ: momentum of the outer step."""

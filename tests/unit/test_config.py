@@ -143,7 +143,7 @@ REFUSED = [
     (["+pools.extra.batch_size=2"], "pools.extra.learners=null", "pools.local takes the rest"),
     (["pools=far"], "pools=far", "local, mixed"),
     (["pools=mixed", "train.batch_size=1"], "pools.slow.batch_size=0", "at least 1"),
-    (["train.optimizer=adam"], "train.optimizer=adam", "adamw, muon"),
+    (["train.optimizer=adam"], "train.optimizer=adam", "muon, adamw"),
     (["diloco.outer=adam"], "diloco.outer=adam", "nesterov, sgd"),
     (["diloco.merge=median"], "diloco.merge=median", "rda, mean"),
     (["diloco.guard_z=-1"], "diloco.guard_z=-1", "at least 0"),

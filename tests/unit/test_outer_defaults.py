@@ -3,6 +3,7 @@
 import pytest
 
 from app.config import load
+from app.config.schema import LEARNING_RATES
 from app.diloco.outer_defaults import outer_defaults
 
 
@@ -45,3 +46,9 @@ def test_what_is_given_stands() -> None:
     assert (settings.outer_lr, settings.outer_momentum) == (0.7, 0.9)
     plain = load(["algo=data_parallel"]).diloco
     assert (plain.outer_lr, plain.outer_momentum) == (1.0, 0.0)
+
+
+def test_the_learning_rate_suits_the_inner_optimizer() -> None:
+    assert load([]).train.lr == load(["train.optimizer=muon"]).train.lr == LEARNING_RATES["muon"]
+    assert load(["train.optimizer=adamw"]).train.lr == LEARNING_RATES["adamw"]
+    assert load(["train.optimizer=adamw", "train.lr=0.5"]).train.lr == 0.5

@@ -23,7 +23,7 @@ SMALL = (
 LARGE = (*SMALL, "model.hidden=128", "model.heads=4", "model.intermediate=344", "model.layers=3")
 """0.6 million."""
 SIZES = {"small": SMALL, "large": LARGE}
-LRS = {"adamw": ("2e-3", "4e-3", "8e-3"), "muon": ("4e-3", "8e-3", "16e-3")}
+LRS = {"adamw": ("2e-3", "4e-3", "8e-3"), "muon": ("8e-3", "12e-3", "16e-3")}
 
 INT4 = ("diloco.codec_up=int4", "diloco.codec_down=int4")
 FP4 = ("diloco.codec_up=fp4", "diloco.codec_down=fp4")
