@@ -29,7 +29,7 @@ def learning_rate(tokens: int, config: TrainConfig) -> float:
 
 
 def rejoin_factor(steps_since_join: int, rejoin_warmup_steps: int) -> float:
-    """Return what the learning rate is multiplied by while AdamW's moments are still empty after a rejoin, up to 1.
+    """Return what the learning rate is multiplied by while the moments are still empty after a rejoin, up to 1.
 
     `steps_since_join` counts the steps taken: step number k of n (from 1) runs at k/n.
     """
