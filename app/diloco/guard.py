@@ -16,7 +16,7 @@ ENOUGH = 16
 """Norms after which the guard begins to judge: before, nobody knows what is usual."""
 NORMAL = 0.6745
 """Median absolute deviation of a standard normal: makes the score comparable to standard deviations."""
-LEAST_SPREAD = 0.05
+LEAST_SPREAD = 0.1
 """Spread of log norms below which differences are nothing: very even learners would refuse each other."""
 
 
@@ -24,26 +24,32 @@ class NormGuard:
     """The running distribution of log ‖d‖ of one fragment's contributions, by median and MAD.
 
     Scores are robust z-scores on the log scale and only large norms are refused: a small one (a learner that has just
-    joined) does no harm. Refused norms enter the window too, so that a change that everybody makes is usual after half
-    a window, while fewer than half of the learners never move the median.
+    joined) does no harm. What holds the work of more steps than usual, as after a pause of the merges or behind a slow
+    link, may be larger in proportion: ‖d‖ grows with the steps at most. Refused norms enter the window too, so that a
+    change that everybody makes is usual after half a window, while fewer than half of the learners never move the
+    median.
     """
 
     def __init__(self, threshold: float) -> None:
         """`threshold`: highest score that passes; 0 lets everything pass."""
         self._threshold = threshold
-        self._seen: deque[float] = deque(maxlen=WINDOW)
+        self._norms: deque[float] = deque(maxlen=WINDOW)
+        """log ‖d‖."""
+        self._steps: deque[int] = deque(maxlen=WINDOW)
 
-    def score(self, norm: float) -> float:
-        """Robust z-score of a norm against those seen so far; 0 while there are too few, or for a norm of 0."""
-        if norm <= 0.0 or len(self._seen) < ENOUGH:
+    def score(self, norm: float, steps: int) -> float:
+        """Robust z-score of a norm of so many steps' work; 0 while too few were seen, or for a norm of 0."""
+        if norm <= 0.0 or len(self._norms) < ENOUGH:
             return 0.0
-        middle = statistics.median(self._seen)
-        spread = statistics.median(abs(seen - middle) for seen in self._seen)
-        return NORMAL * (math.log(norm) - middle) / max(spread, LEAST_SPREAD)
+        middle = statistics.median(self._norms)
+        spread = statistics.median(abs(seen - middle) for seen in self._norms)
+        longer = math.log(max(1.0, steps / statistics.median(self._steps)))
+        return NORMAL * (math.log(norm) - longer - middle) / max(spread, LEAST_SPREAD)
 
-    def admits(self, norm: float) -> bool:
-        """Whether a contribution of this norm may be merged. Remembers the norm either way."""
-        passed = self._threshold == 0.0 or self.score(norm) <= self._threshold
+    def admits(self, norm: float, steps: int) -> bool:
+        """Whether a contribution of this norm, from that many steps, may be merged. Remembers it either way."""
+        passed = self._threshold == 0.0 or self.score(norm, steps) <= self._threshold
         if norm > 0.0:
-            self._seen.append(math.log(norm))
+            self._norms.append(math.log(norm))
+            self._steps.append(max(1, steps))
         return passed

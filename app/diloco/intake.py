@@ -98,7 +98,7 @@ def _refusal(machine: Machine, event: Arrived, round_: Round | None) -> Refusal 
         return refusal
     if not _counters_possible(machine, given):
         return Refusal.CORRUPT
-    return None if machine.guards[given.fragment].admits(event.norm) else Refusal.OUTLIER
+    return None if machine.guards[given.fragment].admits(event.norm, given.c_steps) else Refusal.OUTLIER
 
 
 def _counters_possible(machine: Machine, given: Contribution) -> bool:

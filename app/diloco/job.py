@@ -28,6 +28,11 @@ class Answer:
         """w = c_tokens · (c_tokens / c_steps), 0 without a step (`docs/algorithm.md`, syncer 4)."""
         return token_weight(self.contribution.c_tokens, self.contribution.c_steps)
 
+    @property
+    def tokens_per_step(self) -> float:
+        """c_tokens / c_steps; 0 without a step."""
+        return self.contribution.c_tokens / self.contribution.c_steps if self.contribution.c_steps else 0.0
+
 
 @dataclass(frozen=True)
 class MergeResult:
@@ -75,14 +80,15 @@ class MergeJob:
         """Merge, take the outer step, encode the offer (`docs/algorithm.md`, syncer 4 to 8).
 
         A last round that takes the mean has no outer step: Θ becomes the mean of the learners' weights, where whoever
-        gave nothing counts as one that has Θ, and the momentum stays.
+        gave nothing counts as one that has Θ, and the momentum stays. Each weighs as the tokens of its steps: how long
+        ago it was merged for the last time says nothing about its weights.
         """
-        weights = [answer.weight for answer in self.answers]
+        last = self.share is not None
+        weights = [answer.tokens_per_step if last else answer.weight for answer in self.answers]
         outer_grads = [-answer.delta for answer in self.answers]  # v = −decode(d)
         theta, momentum = self._step(outer_grads, weights)
         codec = get_codec(self.settings.codec_down, self.settings.codec_block)
         theta_hat, change = chain(self.theta_hat, theta, codec)
-        last = self.share is not None
         weight = average_weight(self.settings, self.clock_before, self.clock, last)
         return MergeResult(
             fragment=self.fragment.index,

@@ -44,12 +44,18 @@ def open_round(machine: Machine, p: int, live: list[Member], now: float, deadlin
         fragment=p,
         version=machine.fragments[p].version,
         asked=asked,
-        quorum=machine.settings.min_quorum,
+        quorum=1 if _to_mean(machine, final) else machine.settings.min_quorum,
         opened_at=now,
         deadline=deadline,
         final=final,
     )
     machine.out.append(Wake(asked))
+
+
+def _to_mean(machine: Machine, final: bool) -> bool:
+    """Whether a round ends the run with the mean of the learners' weights: of all that are left, be they under K."""
+    at_budget = machine.finishing is not None and machine.finishing.reason == AT_BUDGET
+    return final and at_budget and machine.settings.last_round == "mean"
 
 
 def take_answer(machine: Machine, round_: Round, answer: Answer, now: float) -> None:
@@ -112,8 +118,6 @@ def _end(machine: Machine, round_: Round) -> None:
 
 
 def _job(machine: Machine, round_: Round) -> MergeJob:
-    at_budget = machine.finishing is not None and machine.finishing.reason == AT_BUDGET
-    to_mean = round_.final and at_budget and machine.settings.last_round == "mean"
     fragment = machine.fragments[round_.fragment]
     return MergeJob(
         fragment=machine.layout.fragments[round_.fragment],
@@ -129,7 +133,7 @@ def _job(machine: Machine, round_: Round) -> MergeJob:
         momentum=fragment.momentum,
         average=fragment.average,
         answers=tuple(round_.answers[learner] for learner in sorted(round_.answers)),
-        share=len(round_.answers) / len(round_.asked) if to_mean else None,
+        share=len(round_.answers) / len(round_.asked) if _to_mean(machine, round_.final) else None,
     )
 
 

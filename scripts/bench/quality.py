@@ -32,18 +32,18 @@ def main() -> int:
     results = Results(RESULTS)
     if arguments.both_ways:
         return _both_ways(results, arguments.tokens or BOTH_WAYS_TOKENS)
-    names = arguments.rows.split(",") if arguments.rows else _names(arguments.core, arguments.size)
+    names = arguments.rows or _names(arguments.core, arguments.size)
     if arguments.list:
         print("\n".join(names))
         return 0
-    if unknown := [name for name in names if name not in ROWS]:
-        print(f"error: --rows {','.join(unknown)}: no such row; --list names them", file=sys.stderr)
-        return 2
     rows, tokens = [ROWS[name] for name in names], arguments.tokens or TOKENS
     if not arguments.report:
         sweep(results, rows, arguments.seeds, tokens)
     every = {row.name: figures(results, row, arguments.seeds, tokens) for row in rows}
     found = {name: row for name, row in every.items() if row is not None}
+    if arguments.report and not found:
+        print(f"error: --report: no row has run with {tokens:,} tokens", file=sys.stderr)
+        return 2
     if arguments.report:
         write_table(PAGE, found, f"{tokens:,} tokens a run; {len(found)} of {len(rows)} rows ran.")
         draw(PICTURE, found, f"{tokens / 1e6:.1f} M tokens, steps of 32 samples in all")
@@ -54,18 +54,33 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Quality at equal tokens.")
-    parser.add_argument("--rows", help="names, separated by commas; by default all of one size, with --report all")
+    parser.add_argument("--rows", type=_rows, help="names, separated by commas; by default all of one size")
     parser.add_argument("--size", choices=sorted(SIZES), help="model size of the rows; small by default")
     parser.add_argument("--core", action="store_true", help="only the rows of the core table")
-    parser.add_argument("--seeds", type=int, help="seeds of every row")
-    parser.add_argument("--tokens", type=int, help=f"token budget of every run; {TOKENS:,} by default")
+    parser.add_argument("--seeds", type=_positive, help="seeds of every row")
+    parser.add_argument("--tokens", type=_positive, help=f"token budget of every run; {TOKENS:,} by default")
     parser.add_argument("--both-ways", action="store_true", help="run one row stepped and by the real actors")
     parser.add_argument("--report", action="store_true", help="run nothing; write the page and the picture")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
     arguments = parser.parse_args()
+    if arguments.report and (arguments.rows or arguments.core or arguments.size):
+        parser.error("--report writes the page of all rows: it goes with neither --rows, --core nor --size")
     if arguments.size is None and not arguments.report and not arguments.list:
         arguments.size = "small"
     return arguments
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text}: a whole number above 0 is needed")
+    return int(text)
+
+
+def _rows(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in ROWS]:
+        raise argparse.ArgumentTypeError(f"{','.join(unknown)}: no such row; --list names them")
+    return names
 
 
 def _names(core: bool, size: str | None) -> list[str]:

@@ -95,6 +95,42 @@ def test_at_the_budget_the_last_round_gives_the_mean_of_all_and_leaves_the_momen
         np.testing.assert_allclose(fragment.momentum.numpy(), later, rtol=1e-5, atol=1e-6)
 
 
+def test_the_mean_does_not_ask_how_long_ago_a_learner_was_merged() -> None:
+    """b's steps of three rounds weigh no more than a's single one; its steps of twice the tokens count twice."""
+    hand = Hand(budget=10**9, merge="mean")
+    for name in ("a", "b"):
+        hand.join(name)
+    theta = [fragment.theta.double().numpy() for fragment in hand.protocol.fragments]
+    hand.step("a", 1, tokens=10, change=0.3)
+    hand.step("b", 3, tokens=20, change=0.2)
+    hand.feed(Finish("budget", 20.0))
+    for name in ("a", "b"):
+        hand.poll(name, idle=True)
+    for name in ("a", "b"):
+        answer_all(hand, name)
+    hand.publish()
+    for fragment, before in zip(hand.protocol.fragments, theta, strict=True):
+        want = before + (10 * 0.3 + 20 * 0.6) / 30
+        np.testing.assert_allclose(fragment.theta.numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("reason", "versions"), [("budget", [1, 1]), ("stop", [0, 0])])
+def test_at_the_budget_those_who_are_left_are_enough(reason: str, versions: list[int]) -> None:
+    """Two are wanted for a merge and one has died: a run that may go on keeps to that, the end of one does not."""
+    hand = Hand(budget=10**9, min_quorum=2)
+    for name in ("a", "b"):
+        hand.join(name)
+    hand.feed(Lost("b", hand.replicas["b"].sender.incarnation, "died"))
+    hand.step("a", 1)
+    hand.feed(Finish(reason, 20.0))
+    answer_all(hand, "a")
+    hand.publish()
+    hand.now += 20.0
+    hand.feed(Tick())
+    assert hand.ended
+    assert [fragment.version for fragment in hand.protocol.fragments] == versions
+
+
 def test_a_fragment_whose_round_is_open_at_the_end_gets_its_last_round_after_it() -> None:
     hand = opened()
     hand.feed(Finish("budget", 20.0))

@@ -1,7 +1,10 @@
 """The quality benchmark: which runs it makes, how it knows them again, and its statistics."""
 
+import sys
+
 import pytest
 
+import quality
 from sweep.figures import compared, figures, table
 from sweep.report import BEGIN, END, draw, write_table
 from sweep.results import ACTORS, CORE_SEEDS, OF_DATA_PARALLEL, Job, Results, tuned
@@ -108,6 +111,37 @@ def test_each_row_goes_on_at_the_best_of_all_its_learning_rates(path):
     # The kill varies int4, and so does fp32, which the mean varies.
     assert results.best_lr(ROWS["decoupled_m4_int4_kill30"], TOKENS) == "4e-3"
     assert len(results.jobs_of(ROWS["decoupled_m4_mean"], None, TOKENS)) == 1
+
+
+@pytest.mark.parametrize("diverged", [float("nan"), float("inf")])
+def test_a_learning_rate_that_diverged_is_not_the_best(path, diverged):
+    tried = [line("decoupled_m4_int4", lr, 0, loss) for lr, loss in (("2e-3", diverged), ("4e-3", 2.0), ("8e-3", 2.1))]
+    assert results_with(path, *tried).best_lr(ROWS["decoupled_m4_int4"], TOKENS) == "4e-3"
+
+
+def test_more_seeds_than_the_core_has_are_all_compared(path):
+    tried = [line(row, lr, 0, 2.0) for row in ("data_parallel", "decoupled_m4_int4") for lr in ("2e-3", "4e-3", "8e-3")]
+    for seed in range(1, 5):
+        tried += [line("data_parallel", "2e-3", seed, 2.0), line("decoupled_m4_int4", "2e-3", seed, 2.0 + 0.01 * seed)]
+    found = figures(results_with(path, *tried), ROWS["decoupled_m4_int4"], 5, TOKENS)
+    assert found["gap_percent"] == pytest.approx(1.0)  # of 0, 0.5, 1, 1.5 and 2
+    assert len(found["losses"]) == 5
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--tokens", "-5"], ["--seeds", "0"], ["--rows", "nosuch"], ["--report", "--core"], ["--report"]]
+)
+def test_wrong_options_are_one_line_and_write_nothing(wrong, monkeypatch, capsys):
+    page = quality.PAGE.read_bytes()
+    monkeypatch.setattr(sys, "argv", ["quality.py", *wrong, *(["--tokens", "1"] if wrong == ["--report"] else [])])
+    try:
+        code = quality.main()
+    except SystemExit as ended:
+        code = ended.code
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert wrong[0] in err.splitlines()[-1]
+    assert quality.PAGE.read_bytes() == page
 
 
 def test_differences_are_paired_by_seed():

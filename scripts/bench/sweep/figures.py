@@ -30,8 +30,9 @@ def figures(results: Results, row: Row, seeds: int | None, tokens: int) -> Figur
     if not lines:
         return None
     losses = {line["settings"]["seed"]: line["loss"] for line in lines}
-    gap, gap_error = compared(losses, results.losses(ROWS[row.baseline], tokens))
-    against, against_error = compared(losses, results.losses(ROWS[row.like], tokens)) if row.like else (None, None)
+    gap, gap_error = compared(losses, results.losses(ROWS[row.baseline], tokens, seeds))
+    others = results.losses(ROWS[row.like], tokens, seeds) if row.like else {}
+    against, against_error = compared(losses, others)
     lr, tried = str(results.best_lr(row, tokens)), row.lrs
 
     def mean(key: str) -> float:

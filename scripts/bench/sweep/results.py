@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import multiprocessing
 import time
 from collections.abc import Sequence
@@ -158,7 +159,9 @@ class Results:
             return self.best_lr(ROWS[row.like], tokens)
         lines = {lr: self.of(Job(row.name, lr, 0, tokens)) for lr in row.lrs}
         losses = {lr: line["loss"] for lr, line in lines.items() if line is not None}
-        return min(losses, key=lambda lr: losses[lr]) if len(losses) == len(row.lrs) else None
+        if len(losses) < len(row.lrs):
+            return None
+        return min(losses, key=lambda lr: losses[lr] if math.isfinite(losses[lr]) else math.inf)
 
     def jobs_of(self, row: Row, seeds: int | None, tokens: int) -> list[Job]:
         """The runs of a row at its learning rate; none before that is known."""
@@ -166,9 +169,9 @@ class Results:
         lr = self.best_lr(row, tokens)
         return [] if lr is None else [Job(row.name, lr, seed, tokens) for seed in range(count)]
 
-    def losses(self, row: Row, tokens: int) -> dict[int, float]:
-        """Seed → loss at the row's learning rate, of all seeds that ran."""
-        lines = (self.of(job) for job in self.jobs_of(row, CORE_SEEDS, tokens))
+    def losses(self, row: Row, tokens: int, seeds: int | None = None) -> dict[int, float]:
+        """Seed → loss at the row's learning rate, of those (by default `CORE_SEEDS`) that ran."""
+        lines = (self.of(job) for job in self.jobs_of(row, seeds or CORE_SEEDS, tokens))
         return {line["settings"]["seed"]: line["loss"] for line in lines if line is not None}
 
 
