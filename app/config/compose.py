@@ -116,10 +116,25 @@ def _inner_lr(config: Any) -> float:
 
 def _outer_defaults(config: Any) -> tuple[float, float]:
     """η and μ for the inner optimizer and the outer rounds in the budget. What is wrong with these, `check` says."""
-    train = config.train
-    samples = config.learners * train.batch_size * train.accumulation
-    tokens = samples * config.data.seq_len * config.diloco.sync_interval
+    train, diloco = config.train, config.diloco
+    tokens = _samples_a_step(config) * config.data.seq_len * diloco.sync_interval
     return outer_defaults(train.tokens / tokens if tokens > 0 else 0, train.optimizer)
+
+
+def _samples_a_step(config: Any) -> float:
+    """What all learners take while the global clock makes a step: the K-th fastest one's, unless all wait for all."""
+    train = config.train
+    given = sum(pool.learners or 0 for pool in config.pools.values())
+    learners = [
+        ((pool.batch_size or train.batch_size) * (pool.accumulation or train.accumulation), pool.slowdown)
+        for pool in config.pools.values()
+        for _ in range(config.learners - given if pool.learners is None else pool.learners)
+    ]
+    if config.diloco.blocking or any(slowdown <= 0 for _, slowdown in learners):
+        return float(sum(samples for samples, _ in learners))
+    slowdowns = sorted(slowdown for _, slowdown in learners)
+    pace = slowdowns[min(max(config.diloco.min_quorum, 1), len(slowdowns)) - 1] if slowdowns else 1.0
+    return sum(samples * pace / slowdown for samples, slowdown in learners)
 
 
 def _check_pool_names(overrides: Sequence[str], values: dict[str, str]) -> None:

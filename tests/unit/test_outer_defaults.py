@@ -33,9 +33,18 @@ def test_the_rule_by_hand(rounds: float, muon_lr: float, momentum: float) -> Non
         (["train.tokens=6553600", "train.accumulation=2"], 50),
         (["train.tokens=6553600", "diloco.sync_interval=48"], 50),
         (["train.tokens=6553600", "algo=streaming"], 100),
+        (["train.tokens=6553600", "pools.local.batch_size=16"], 50),
+        (["train.tokens=6553600", "pools.local.accumulation=4"], 25),
+        (["train.tokens=6553600", "+pools.slow.learners=2", "+pools.slow.slowdown=2"], 100 * 4 / 3),
+        (
+            ["train.tokens=6553600", "+pools.slow.learners=2", "+pools.slow.slowdown=2", "diloco.min_quorum=3"],
+            100 * 2 / 3,
+        ),
+        (["train.tokens=6553600", "+pools.slow.learners=2", "+pools.slow.slowdown=2", "algo=streaming"], 100),
+        (["train.tokens=6553600", "pools=mixed"], 100 * 4 / (2 + 2 * 0.5 / 3)),
     ],
 )
-def test_a_configuration_follows_its_budget(overrides: list[str], rounds: int, optimizer: str) -> None:
+def test_a_configuration_follows_its_budget(overrides: list[str], rounds: float, optimizer: str) -> None:
     settings = load(["data.seq_len=64", "train.batch_size=8", f"train.optimizer={optimizer}", *overrides]).diloco
     exact = 6553600 / (4 * 8 * 64 * 24) * rounds / 100
     assert (settings.outer_lr, settings.outer_momentum) == outer_defaults(exact, optimizer)
