@@ -148,14 +148,29 @@ def _check_train(config: Config) -> None:
     _one_of("train.precision", train.precision, PRECISIONS)
 
 
+FOLLOWING: dict[str, object] = {
+    "adopt": "keep",
+    "blocking": False,
+    "late": "discard",
+    "codec_up": "fp32",
+    "codec_down": "fp32",
+    "outer_lr": 1.0,
+    "outer_momentum": 0.0,
+    "guard_z": 0.0,
+    "last_round": "outer",
+}
+"""What makes the syncer follow the weights that all learners of a data-parallel run share, so that Θ = θ."""
+
+
 def _check_algo(config: Config) -> None:
     _one_of("algo", config.algo, ALGORITHMS)
     if config.algo != "data_parallel":
+        if config.diloco.adopt == "keep":
+            raise ConfigError("diloco.adopt", "keep", f"rebase, overwrite or mix is needed when algo={config.algo}")
         return
-    if config.diloco.adopt != "keep":
-        raise ConfigError("diloco.adopt", config.diloco.adopt, "keep is needed when algo=data_parallel")
-    if config.diloco.blocking:
-        raise ConfigError("diloco.blocking", True, "false is needed when algo=data_parallel")
+    for key, needed in FOLLOWING.items():
+        if (value := getattr(config.diloco, key)) != needed:
+            raise ConfigError(f"diloco.{key}", value, f"{str(needed).lower()} is needed when algo=data_parallel")
     for name, pool in config.pools.items():
         if 0 < pool.gpus_per_learner < 1:
             key = f"pools.{name}.gpus_per_learner"

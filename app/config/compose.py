@@ -125,16 +125,22 @@ def _samples_a_step(config: Any) -> float:
     """What all learners take while the global clock makes a step: the K-th fastest one's, unless all wait for all."""
     train = config.train
     given = sum(pool.learners or 0 for pool in config.pools.values())
-    learners = [
-        ((pool.batch_size or train.batch_size) * (pool.accumulation or train.accumulation), pool.slowdown)
+    pools = [
+        (
+            config.learners - given if pool.learners is None else pool.learners,
+            (pool.batch_size or train.batch_size) * (pool.accumulation or train.accumulation),
+            pool.slowdown,
+        )
         for pool in config.pools.values()
-        for _ in range(config.learners - given if pool.learners is None else pool.learners)
     ]
-    if config.diloco.blocking or any(slowdown <= 0 for _, slowdown in learners):
-        return float(sum(samples for samples, _ in learners))
-    slowdowns = sorted(slowdown for _, slowdown in learners)
-    pace = slowdowns[min(max(config.diloco.min_quorum, 1), len(slowdowns)) - 1] if slowdowns else 1.0
-    return sum(samples * pace / slowdown for samples, slowdown in learners)
+    if config.diloco.blocking or any(slowdown <= 0 for _, _, slowdown in pools):
+        return float(sum(count * samples for count, samples, _ in pools))
+    faster, pace = 0, 1.0
+    for count, _, slowdown in sorted(pools, key=lambda pool: pool[2]):
+        if faster < config.diloco.min_quorum:
+            pace = slowdown
+        faster += count
+    return sum(count * samples * pace / slowdown for count, samples, slowdown in pools)
 
 
 def _check_pool_names(overrides: Sequence[str], values: dict[str, str]) -> None:

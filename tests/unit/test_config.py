@@ -103,6 +103,11 @@ REFUSED = [
     (["algo=diloco", "diloco.overlap_steps=-1"], "diloco.overlap_steps=-1", "0 to diloco.sync_interval=24"),
     (["algo=sgd"], "algo=sgd", "data_parallel, decoupled, diloco, streaming"),
     (["algo=data_parallel", "diloco.adopt=mix"], "diloco.adopt=mix", "keep is needed"),
+    (["algo=data_parallel", "diloco.outer_lr=0.5"], "diloco.outer_lr=0.5", "1.0 is needed"),
+    (["algo=data_parallel", "diloco.codec_up=int4"], "diloco.codec_up=int4", "fp32 is needed"),
+    (["algo=data_parallel", "diloco.guard_z=8"], "diloco.guard_z=8.0", "0.0 is needed"),
+    (["algo=data_parallel", "diloco.last_round=mean"], "diloco.last_round=mean", "outer is needed"),
+    (["diloco.adopt=keep"], "diloco.adopt=keep", "rebase, overwrite or mix is needed"),
     (["diloco.overlap_steps=25"], "diloco.overlap_steps=25", "1 to diloco.sync_interval=24"),
     (["diloco.grace_safety=1.1"], "diloco.grace_safety=1.1", "0 to 1"),
     (["diloco.ring_versions=0"], "diloco.ring_versions=0", "at least 1"),
@@ -266,7 +271,7 @@ def test_the_ladder_of_algorithms() -> None:
 
 @pytest.mark.parametrize("change", [{"blocking": True}, {"adopt": "rebase"}])
 def test_data_parallel_only_works_with_weights_that_stay(change: dict[str, Any]) -> None:
-    good = dataclasses.replace(Config(), algo="data_parallel", diloco=DilocoSettings(adopt="keep"))
+    good = load(["algo=data_parallel"])
     check(good)
     with pytest.raises(ConfigError, match="when algo=data_parallel"):
         check(dataclasses.replace(good, diloco=dataclasses.replace(good.diloco, **change)))
