@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from app.config.check import check
 from app.config.error import ConfigError
 from app.config.help import find_key, group_options, known_keys
-from app.config.pools import PoolConfig
+from app.config.pools import PoolConfig, sizes_of
 from app.config.schema import LEARNING_RATES, Config, Fault, TrainConfig
 from app.diloco.outer_defaults import outer_defaults
 
@@ -116,22 +116,22 @@ def _inner_lr(config: Any) -> float:
 
 def _outer_defaults(config: Any) -> tuple[float, float]:
     """η and μ for the inner optimizer and the outer rounds in the budget. What is wrong with these, `check` says."""
-    train, diloco = config.train, config.diloco
-    tokens = _samples_a_step(config) * config.data.seq_len * diloco.sync_interval
+    train = config.train
+    tokens = _samples_a_step(config) * config.data.seq_len * config.diloco.sync_interval
     return outer_defaults(train.tokens / tokens if tokens > 0 else 0, train.optimizer)
 
 
 def _samples_a_step(config: Any) -> float:
     """What all learners take while the global clock makes a step: the K-th fastest one's, unless all wait for all."""
     train = config.train
-    given = sum(pool.learners or 0 for pool in config.pools.values())
+    sizes = sizes_of(config.learners, config.pools)
     pools = [
         (
-            config.learners - given if pool.learners is None else pool.learners,
+            sizes[name],
             (pool.batch_size or train.batch_size) * (pool.accumulation or train.accumulation),
             pool.slowdown,
         )
-        for pool in config.pools.values()
+        for name, pool in config.pools.items()
     ]
     if config.diloco.blocking or any(slowdown <= 0 for _, _, slowdown in pools):
         return float(sum(count * samples for count, samples, _ in pools))

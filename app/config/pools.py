@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -25,6 +26,12 @@ class PoolConfig:
     """auto, fp32 or bf16; null means `train.precision`."""
     slowdown: float = 1.0
     """A learner rests after each step so that a step takes this many times as long: a mixed fleet on one machine."""
+
+
+def sizes_of(learners: int, pools: Mapping[str, PoolConfig]) -> dict[str, int]:
+    """Learners of each pool, in the order in which they are given out: null means those that the others leave."""
+    given = sum(pool.learners or 0 for pool in pools.values())
+    return {name: learners - given if pool.learners is None else pool.learners for name, pool in pools.items()}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from app.config.pools import PoolConfig, SyncerConfig
+from app.config.pools import PoolConfig, SyncerConfig, sizes_of
 from app.diloco.settings import DilocoSettings
 
 ALGORITHMS = ("decoupled", "streaming", "diloco", "data_parallel")
@@ -274,10 +274,7 @@ class Config:
     @property
     def pool_sizes(self) -> dict[str, int]:
         """Learners of each pool, in the order in which they are given out."""
-        given = sum(pool.learners or 0 for pool in self.pools.values())
-        return {
-            name: self.learners - given if pool.learners is None else pool.learners for name, pool in self.pools.items()
-        }
+        return sizes_of(self.learners, self.pools)
 
     def pool_of(self, learner: str) -> Pool:
         """The pool of a learner of `learner_ids`, with the inner loop's settings as they are there."""
