@@ -1,10 +1,11 @@
 """Quality at equal tokens: `python scripts/bench/quality.py [--rows NAME,...] [--seeds N] [--tokens N] [--size SIZE]`.
 
-Every row is a setting, trained at the same token budget, model and data; a row of the core table gets three paired
-seeds (or `--seeds`), the others one. Each row first tries its learning rates with one seed and goes on with its best.
-Finished runs are kept in a results file and not run again, so a sweep can go on in pieces. Learners are stepped in
-virtual time in one process (`app/stepped_run.py`); `--both-ways` runs one row by the real actors too. `--report` writes
-docs/quality.md and its picture. Prints a table and, last, one JSON line.
+Every row is a setting, trained at the same token budget, model and data. A row of the core table gets three paired
+seeds (or `--seeds`); the others get one and half of the tokens, with a data parallel of their own at that budget. Each
+row first tries its learning rates with one seed and goes on with its best. Finished runs are kept in a results file and
+not run again, so a sweep can go on in pieces. Learners are stepped in virtual time in one process
+(`app/stepped_run.py`); `--both-ways` runs some rows by the real actors too. `--report` writes docs/quality.md and its
+picture. Prints a table and, last, one JSON line.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from sweep.both_ways import both_ways
 from sweep.figures import figures, table
 from sweep.report import draw, write_table
-from sweep.results import ROOT, Results, sweep
+from sweep.results import ACTORS, ROOT, STEPPED, Line, Results, sweep
 from sweep.rows import ROWS, SIZES
 
 RESULTS = ROOT / "docs" / "quality.jsonl"
@@ -24,6 +25,8 @@ PAGE = ROOT / "docs" / "quality.md"
 PICTURE = ROOT / "docs" / "img" / "quality.png"
 TOKENS = 6_553_600
 BOTH_WAYS_TOKENS = 819_200
+BOTH = ("loss", "contributors", "tokens_per_s")
+"""What a run both ways is compared by; stepped runs have no real tokens/s."""
 
 
 def main() -> int:
@@ -45,8 +48,12 @@ def main() -> int:
         print(f"error: --report: no row has run with {tokens:,} tokens", file=sys.stderr)
         return 2
     if arguments.report:
-        write_table(PAGE, found, f"{tokens:,} tokens a run; {len(found)} of {len(rows)} rows ran.")
-        draw(PICTURE, found, f"{tokens / 1e6:.1f} M tokens, steps of 32 samples in all")
+        write_table(PAGE, found, f"{len(found)} of {len(rows)} rows ran.")
+        draw(
+            PICTURE,
+            found,
+            f"{tokens / 1e6:.1f} M tokens or half of that, steps of 32 samples",
+        )
     print(table(found))
     print(json.dumps(found))
     return 0
@@ -58,8 +65,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--size", choices=sorted(SIZES), help="model size of the rows; small by default")
     parser.add_argument("--core", action="store_true", help="only the rows of the core table")
     parser.add_argument("--seeds", type=_positive, help="seeds of every row")
-    parser.add_argument("--tokens", type=_positive, help=f"token budget of every run; {TOKENS:,} by default")
-    parser.add_argument("--both-ways", action="store_true", help="run one row stepped and by the real actors")
+    parser.add_argument("--tokens", type=_positive, help=f"token budget of the core table; {TOKENS:,} by default")
+    parser.add_argument("--both-ways", action="store_true", help="run some rows stepped and by the real actors")
     parser.add_argument("--report", action="store_true", help="run nothing; write the page and the picture")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
     arguments = parser.parse_args()
@@ -88,13 +95,18 @@ def _names(core: bool, size: str | None) -> list[str]:
 
 
 def _both_ways(results: Results, tokens: int) -> int:
-    stepped, actors = both_ways(results, tokens)
-    for how, line in (("stepped", stepped), ("actors", actors)):
-        print(f"{how:8} loss {line['loss']:.4f}, {line['contributors']:.2f} contributors a merge")
-    difference = 100 * (actors["loss"] / stepped["loss"] - 1)
-    found = {"row": stepped["row"], "tokens": tokens, "stepped": stepped["loss"], "actors": actors["loss"]}
-    print(json.dumps(found | {"difference_percent": difference}))
+    found = both_ways(results, tokens)
+    for row, lines in found.items():
+        for how, line in zip((STEPPED, ACTORS), lines, strict=True):
+            speed = f", {line['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in line else ""
+            print(f"{row} {how}: loss {line['loss']:.4f}, {line['contributors']:.2f} contributors a merge{speed}")
+    print(json.dumps({"tokens": tokens} | {row: _difference(*lines) for row, lines in found.items()}))
     return 0
+
+
+def _difference(stepped: Line, actors: Line) -> Line:
+    figures = {how: {key: line.get(key) for key in BOTH} for how, line in ((STEPPED, stepped), (ACTORS, actors))}
+    return figures | {"difference_percent": 100 * (actors["loss"] / stepped["loss"] - 1)}
 
 
 if __name__ == "__main__":

@@ -40,10 +40,12 @@ def test_every_row_has_a_configuration(name: str):
 def test_every_row_has_rows_to_compare_with_and_none_is_there_twice():
     for row in ROWS.values():
         assert ROWS[row.baseline].data_parallel
-        assert ROWS[row.baseline].tune
+        assert tuned(ROWS[row.baseline]).data_parallel
+        assert ROWS[row.baseline].share == row.share
         assert row.like in ROWS or row.data_parallel
+        assert ROWS[row.like or row.name].share >= row.share
         assert len(tuned(row).lrs) >= 3
-    assert len({(row.all_overrides, row.schedule, row.data_parallel) for row in ROWS.values()}) == len(ROWS)
+    assert len({(row.all_overrides, row.schedule, row.data_parallel, row.share) for row in ROWS.values()}) == len(ROWS)
 
 
 def test_the_core_table_costs_forty_runs_at_most():
@@ -55,16 +57,16 @@ def test_the_core_table_costs_forty_runs_at_most():
 
 
 def test_a_finished_run_is_known_by_its_settings(path):
-    results = results_with(path, line("decoupled_m4", "4e-3", 0, 2.0))
-    assert results.of(Job("decoupled_m4", "4e-3", 0, TOKENS))["loss"] == 2.0
+    results = results_with(path, line("decoupled_m4_muon", "12e-3", 0, 2.0))
+    assert results.of(Job("decoupled_m4_muon", "12e-3", 0, TOKENS))["loss"] == 2.0
     for other in (
-        Job("decoupled_m4", "8e-3", 0, TOKENS),
-        Job("decoupled_m4", "4e-3", 1, TOKENS),
-        Job("decoupled_m4", "4e-3", 0, 2 * TOKENS),
-        Job("decoupled_m4_int4", "4e-3", 0, TOKENS),
-        Job("decoupled_m4_int4_kill30", "4e-3", 0, TOKENS),
-        Job("decoupled_mixed", "4e-3", 0, TOKENS),
-        Job("data_parallel", "4e-3", 0, TOKENS),
+        Job("decoupled_m4_muon", "16e-3", 0, TOKENS),
+        Job("decoupled_m4_muon", "12e-3", 1, TOKENS),
+        Job("decoupled_m4_muon", "12e-3", 0, 2 * TOKENS),
+        Job("decoupled_m4_muon_int4", "12e-3", 0, TOKENS),
+        Job("decoupled_m4_muon_int4_kill30", "12e-3", 0, TOKENS),
+        Job("decoupled_mixed_muon", "12e-3", 0, TOKENS),
+        Job("data_parallel_muon", "12e-3", 0, TOKENS),
     ):
         assert results.of(other) is None
 
@@ -73,57 +75,66 @@ def test_what_a_run_does_not_use_does_not_make_it_another(path):
     settings = Job("data_parallel", "4e-3", 0, TOKENS).settings
     assert "train.muon_momentum" not in settings
     assert {key for key in settings if key.startswith("diloco.")} == set(OF_DATA_PARALLEL)
-    assert "train.muon_momentum" in Job("data_parallel_muon", "8e-3", 0, TOKENS).settings
-    assert "diloco.outer_lr" in Job("decoupled_m4", "4e-3", 0, TOKENS).settings
+    assert "train.muon_momentum" in Job("data_parallel_muon", "16e-3", 0, TOKENS).settings
+    assert "diloco.outer_lr" in Job("decoupled_m4_muon", "12e-3", 0, TOKENS).settings
 
 
 def test_a_run_under_another_name_is_the_same_run(path):
-    known = line("decoupled_m4", "4e-3", 0, 2.0) | {"row": "an_old_name"}
-    assert results_with(path, known).of(Job("decoupled_m4", "4e-3", 0, TOKENS)) is not None
+    known = line("decoupled_m4_muon", "12e-3", 0, 2.0) | {"row": "an_old_name"}
+    assert results_with(path, known).of(Job("decoupled_m4_muon", "12e-3", 0, TOKENS)) is not None
 
 
 def test_a_setting_that_did_not_exist_counts_as_its_default(path):
-    known = line("decoupled_m4", "4e-3", 0, 2.0)
+    known = line("decoupled_m4_muon", "12e-3", 0, 2.0)
     for key in ("schedule.kill_every_s", "schedule.step_s", "diloco.blocking", "pools"):
         del known["settings"][key]
     results = results_with(path, known)
-    assert results.of(Job("decoupled_m4", "4e-3", 0, TOKENS)) is not None
-    unlike = line("decoupled_m4_int4_kill30", "4e-3", 0, 2.0)
+    assert results.of(Job("decoupled_m4_muon", "12e-3", 0, TOKENS)) is not None
+    unlike = line("decoupled_m4_muon_int4_kill30", "12e-3", 0, 2.0)
     del unlike["settings"]["schedule.kill_every_s"]
-    assert results_with(path, unlike).of(Job("decoupled_m4_int4_kill30", "4e-3", 0, TOKENS)) is None
+    assert results_with(path, unlike).of(Job("decoupled_m4_muon_int4_kill30", "12e-3", 0, TOKENS)) is None
 
 
 def test_a_run_by_the_actors_is_another_one(path):
-    results = results_with(path, line("decoupled_m4_int4", "4e-3", 0, 2.0) | {"how": ACTORS})
-    job = Job("decoupled_m4_int4", "4e-3", 0, TOKENS)
+    results = results_with(path, line("decoupled_m4_muon_int4", "12e-3", 0, 2.0) | {"how": ACTORS})
+    job = Job("decoupled_m4_muon_int4", "12e-3", 0, TOKENS)
     assert results.of(job) is None
     assert results.of(job, ACTORS) is not None
 
 
 def test_each_row_goes_on_at_the_best_of_all_its_learning_rates(path):
-    tried = [line("decoupled_m4_int4", lr, 0, loss) for lr, loss in (("2e-3", 2.2), ("4e-3", 2.0))]
-    assert results_with(path, *tried).best_lr(ROWS["decoupled_m4_int4"], TOKENS) is None
-    assert results_with(path).jobs_of(ROWS["decoupled_m4_int4"], None, TOKENS) == []
-    results = results_with(path, line("decoupled_m4_int4", "8e-3", 0, 2.1))
-    assert results.best_lr(ROWS["decoupled_m4_int4"], TOKENS) == "4e-3"
-    seeds = [(job.lr, job.seed) for job in results.jobs_of(ROWS["decoupled_m4_int4"], None, TOKENS)]
-    assert seeds == [("4e-3", 0), ("4e-3", 1), ("4e-3", 2)]
+    tried = [line("decoupled_m4_muon_int4", lr, 0, loss) for lr, loss in (("8e-3", 2.2), ("12e-3", 2.0))]
+    assert results_with(path, *tried).best_lr(ROWS["decoupled_m4_muon_int4"], TOKENS) is None
+    assert results_with(path).jobs_of(ROWS["decoupled_m4_muon_int4"], None, TOKENS) == []
+    results = results_with(path, line("decoupled_m4_muon_int4", "16e-3", 0, 2.1))
+    assert results.best_lr(ROWS["decoupled_m4_muon_int4"], TOKENS) == "12e-3"
+    seeds = [(job.lr, job.seed) for job in results.jobs_of(ROWS["decoupled_m4_muon_int4"], None, TOKENS)]
+    assert seeds == [("12e-3", 0), ("12e-3", 1), ("12e-3", 2)]
     # The kill varies int4, and so does fp32, which the mean varies.
-    assert results.best_lr(ROWS["decoupled_m4_int4_kill30"], TOKENS) == "4e-3"
-    assert len(results.jobs_of(ROWS["decoupled_m4_mean"], None, TOKENS)) == 1
+    assert results.best_lr(ROWS["decoupled_m4_muon_int4_kill30"], TOKENS) == "12e-3"
+    assert len(results.jobs_of(ROWS["decoupled_m4_muon_mean"], None, TOKENS)) == 1
 
 
 @pytest.mark.parametrize("diverged", [float("nan"), float("inf")])
 def test_a_learning_rate_that_diverged_is_not_the_best(path, diverged):
-    tried = [line("decoupled_m4_int4", lr, 0, loss) for lr, loss in (("2e-3", diverged), ("4e-3", 2.0), ("8e-3", 2.1))]
-    assert results_with(path, *tried).best_lr(ROWS["decoupled_m4_int4"], TOKENS) == "4e-3"
+    tried = [
+        line("decoupled_m4_muon_int4", lr, 0, loss) for lr, loss in (("8e-3", diverged), ("12e-3", 2.0), ("16e-3", 2.1))
+    ]
+    assert results_with(path, *tried).best_lr(ROWS["decoupled_m4_muon_int4"], TOKENS) == "12e-3"
 
 
 def test_more_seeds_than_the_core_has_are_all_compared(path):
-    tried = [line(row, lr, 0, 2.0) for row in ("data_parallel", "decoupled_m4_int4") for lr in ("2e-3", "4e-3", "8e-3")]
+    tried = [
+        line(row, lr, 0, 2.0)
+        for row in ("data_parallel_muon", "decoupled_m4_muon_int4")
+        for lr in ("8e-3", "12e-3", "16e-3")
+    ]
     for seed in range(1, 5):
-        tried += [line("data_parallel", "2e-3", seed, 2.0), line("decoupled_m4_int4", "2e-3", seed, 2.0 + 0.01 * seed)]
-    found = figures(results_with(path, *tried), ROWS["decoupled_m4_int4"], 5, TOKENS)
+        tried += [
+            line("data_parallel_muon", "8e-3", seed, 2.0),
+            line("decoupled_m4_muon_int4", "8e-3", seed, 2.0 + 0.01 * seed),
+        ]
+    found = figures(results_with(path, *tried), ROWS["decoupled_m4_muon_int4"], 5, TOKENS)
     assert found["gap_percent"] == pytest.approx(1.0)  # of 0, 0.5, 1, 1.5 and 2
     assert len(found["losses"]) == 5
 
@@ -154,28 +165,33 @@ def test_differences_are_paired_by_seed():
 
 
 def some_results(path) -> Results:
-    baseline = [line("data_parallel", lr, 0, 2.0 if lr == "4e-3" else 3.0) for lr in ROWS["data_parallel"].lrs]
-    int4 = [line("decoupled_m4_int4", lr, 0, 2.2 if lr == "8e-3" else 3.0) for lr in ROWS["decoupled_m4_int4"].lrs]
-    seeds = [line("data_parallel", "4e-3", 1, 1.6), line("decoupled_m4_int4", "8e-3", 1, 1.6)]
-    plain = [line("decoupled_m4", "8e-3", 0, 2.2 * 1.01), line("decoupled_m4", "8e-3", 1, 1.6 * 1.03)]
+    baseline = [
+        line("data_parallel_muon", lr, 0, 2.0 if lr == "12e-3" else 3.0) for lr in ROWS["data_parallel_muon"].lrs
+    ]
+    int4 = [
+        line("decoupled_m4_muon_int4", lr, 0, 2.2 if lr == "16e-3" else 3.0)
+        for lr in ROWS["decoupled_m4_muon_int4"].lrs
+    ]
+    seeds = [line("data_parallel_muon", "12e-3", 1, 1.6), line("decoupled_m4_muon_int4", "16e-3", 1, 1.6)]
+    plain = [line("decoupled_m4_muon", "16e-3", 0, 2.2 * 1.01), line("decoupled_m4_muon", "16e-3", 1, 1.6 * 1.03)]
     return results_with(path, *baseline, *int4, *seeds, *plain)
 
 
 def test_figures_of_a_row(path):
-    found = figures(some_results(path), ROWS["decoupled_m4"], None, TOKENS)
+    found = figures(some_results(path), ROWS["decoupled_m4_muon"], None, TOKENS)
     assert found["losses"] == {0: pytest.approx(2.222), 1: pytest.approx(1.648)}
-    assert (found["lr"], found["lr_at_edge"]) == ("8e-3", True)
+    assert (found["lr"], found["lr_at_edge"]) == ("16e-3", True)
     assert found["gap_percent"] == pytest.approx((11.1 + 3.0) / 2)
     assert found["gap_error"] == pytest.approx(abs(11.1 - 3.0) / 2)
-    assert (found["like"], found["against_percent"]) == ("decoupled_m4_int4", pytest.approx(2.0))
+    assert (found["like"], found["against_percent"]) == ("decoupled_m4_muon_int4", pytest.approx(2.0))
     assert found["against_error"] == pytest.approx(1.0)
     assert (found["tokens"], found["merges"], found["contributors"]) == (1000, 7, 3.5)
     assert (found["discarded_share"], found["tokens_per_s"]) == (0.25, 250.0)
-    assert figures(some_results(path), ROWS["decoupled_m4_fp4"], None, TOKENS) is None
+    assert figures(some_results(path), ROWS["decoupled_m4_muon_fp4"], None, TOKENS) is None
 
 
 def test_the_report_keeps_what_is_written_around_the_table(path, tmp_path):
-    names = ("data_parallel", "decoupled_m4_int4", "decoupled_m4")
+    names = ("data_parallel_muon", "decoupled_m4_muon_int4", "decoupled_m4_muon")
     found = {name: figures(some_results(path), ROWS[name], None, TOKENS) for name in names}
     page, picture = tmp_path / "quality.md", tmp_path / "img" / "quality.png"
     page.write_text(f"# Ours\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n")
@@ -184,9 +200,22 @@ def test_the_report_keeps_what_is_written_around_the_table(path, tmp_path):
     assert text.startswith(f"# Ours\n\nBefore.\n\n{BEGIN}\nSome rows.\n\n| row |")
     assert text.endswith(f"{END}\n\nAfter.\n")
     assert "old" not in text
-    assert "| decoupled_m4 | 8e-3* | 1.9350 ± 0.4059 | 2 | +7.05% ± 4.05 | +2.00% ± 1.00 decoupled_m4_int4 |" in text
+    assert (
+        "| decoupled_m4_muon | 16e-3* | 0.00 M | 1.9350 ± 0.4059 | 2 | +7.05% ± 4.05 | +2.00% ± 1.00 decoupled_m4_muon_int4 |"
+        in text
+    )
     assert table(found) in text
     write_table(page, found, "Some rows.")
     assert page.read_text() == text
     draw(picture, found, "Some rows")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_row_beside_the_core_table_has_half_of_the_tokens_at_the_learning_rate_of_the_whole(path):
+    tried = [
+        line("decoupled_m4_muon_int4", lr, 0, loss) for lr, loss in (("8e-3", 2.2), ("12e-3", 2.0), ("16e-3", 2.1))
+    ]
+    results = results_with(path, *tried)
+    half = ROWS["decoupled_m4_muon_int4_half"]
+    assert results.jobs_of(half, None, TOKENS) == [Job(half.name, "12e-3", 0, TOKENS // 2)]
+    assert figures(results, half, None, TOKENS) is None  # the whole run is not its run

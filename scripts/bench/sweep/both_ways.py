@@ -1,4 +1,4 @@
-"""One row both ways: stepped in virtual time, and by the real actors on a local Ray."""
+"""Some rows both ways: stepped in virtual time, and by the real actors on a local Ray."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from pathlib import Path
 
 from sweep.results import ACTORS, ROOT, Job, Line, Results
 
-ROW = "decoupled_m4_int4"
-LR = "4e-3"
+LRS = {"decoupled_m4_int4": "4e-3", "decoupled_mixed_muon": "12e-3", "decoupled_mixed_muon_gamma0": "12e-3"}
+"""Row → learning rate."""
 SEED = 0
 TIMEOUT_S = 1800.0
 
 
-def both_ways(results: Results, tokens: int) -> tuple[Line, Line]:
-    """The row's stepped run and its run by the actors, at this budget; what is missing is run and kept."""
-    job = Job(ROW, LR, SEED, tokens)
-    results.fill([job])
-    stepped, actors = results.of(job), results.of(job, ACTORS)
-    assert stepped is not None  # it was filled
-    if actors is None:
-        actors = _by_actors(job)
-        results.add(actors)
-    return stepped, actors
+def both_ways(results: Results, tokens: int) -> dict[str, tuple[Line, Line]]:
+    """Row → its stepped run and its run by the actors, at this budget; what is missing is run and kept."""
+    jobs = [Job(row, lr, SEED, tokens) for row, lr in LRS.items()]
+    results.fill(jobs)
+    found = {}
+    for job in jobs:
+        stepped, actors = results.of(job), results.of(job, ACTORS)
+        assert stepped is not None  # it was filled
+        if actors is None:
+            actors = _by_actors(job)
+            results.add(actors)
+        found[job.row] = (stepped, actors)
+    return found
 
 
 def _by_actors(job: Job) -> Line:
@@ -50,5 +53,6 @@ def _by_actors(job: Job) -> Line:
         "merges": summary["merges"],
         "discarded_share": sum(summary["tokens_discarded"].values()) / tokens,
         "contributors": sum(contributors) / max(1, len(contributors)),
+        "tokens_per_s": sum(learner["tokens_per_s"] for learner in summary["learners"].values()),
         "seconds": round(time.monotonic() - started, 1),
     }

@@ -59,9 +59,9 @@ def figures(results: Results, row: Row, seeds: int | None, tokens: int) -> Figur
 def table(found: Mapping[str, Figures]) -> str:
     """Markdown."""
     lines = [
-        "| row | lr | eval loss | seeds | to data parallel | to the row it varies | merges | contributors | discarded "
-        "| tokens/s | how |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| row | lr | tokens | eval loss | seeds | to data parallel | to the row it varies | merges | contributors "
+        "| discarded | tokens/s | how |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in found.items():
         losses = list(row["losses"].values())
@@ -72,6 +72,7 @@ def table(found: Mapping[str, Figures]) -> str:
         cells = [
             name,
             row["lr"] + ("*" if row["lr_at_edge"] else ""),
+            f"{row['tokens'] / 1e6:.2f} M",
             f"{statistics.mean(losses):.4f}{spread}",
             str(len(losses)),
             gap,

@@ -153,11 +153,11 @@ class Results:
     def best_lr(self, row: Row, tokens: int) -> str | None:
         """The learning rate of the lowest loss with seed 0 of the row, or of the row that it varies.
 
-        None before all were tried.
+        None before all were tried. `tokens`, here and below: the budget of the core table.
         """
         if not row.tune:
             return self.best_lr(ROWS[row.like], tokens)
-        lines = {lr: self.of(Job(row.name, lr, 0, tokens)) for lr in row.lrs}
+        lines = {job.lr: self.of(job) for job in learning_rates(row, tokens)}
         losses = {lr: line["loss"] for lr, line in lines.items() if line is not None}
         if len(losses) < len(row.lrs):
             return None
@@ -167,7 +167,7 @@ class Results:
         """The runs of a row at its learning rate; none before that is known."""
         count = seeds or (CORE_SEEDS if row.core else 1)
         lr = self.best_lr(row, tokens)
-        return [] if lr is None else [Job(row.name, lr, seed, tokens) for seed in range(count)]
+        return [] if lr is None else [job_of(row, lr, seed, tokens) for seed in range(count)]
 
     def losses(self, row: Row, tokens: int, seeds: int | None = None) -> dict[int, float]:
         """Seed → loss at the row's learning rate, of those (by default `CORE_SEEDS`) that ran."""
@@ -181,6 +181,16 @@ def told(line: Line) -> str:
     return f"{line['row']} lr={lr} seed={seed}: loss {line['loss']:.4f} in {line['seconds']:.0f} s"
 
 
+def job_of(row: Row, lr: str, seed: int, tokens: int) -> Job:
+    """A run of the row with its share of the budget."""
+    return Job(row.name, lr, seed, math.ceil(tokens * row.share))
+
+
+def learning_rates(row: Row, tokens: int) -> list[Job]:
+    """The runs that find the row's learning rate."""
+    return [job_of(row, lr, 0, tokens) for lr in row.lrs]
+
+
 def tuned(row: Row) -> Row:
     """The row whose learning rate this one takes: itself, or one that it varies."""
     return row if row.tune else tuned(ROWS[row.like])
@@ -189,5 +199,5 @@ def tuned(row: Row) -> Row:
 def sweep(results: Results, rows: Sequence[Row], seeds: int | None, tokens: int) -> None:
     """Learning rates first, then the seeds of each row."""
     names = sorted({tuned(row).name for row in rows})
-    results.fill([Job(name, lr, 0, tokens) for name in names for lr in ROWS[name].lrs])
+    results.fill([job for name in names for job in learning_rates(ROWS[name], tokens)])
     results.fill([job for row in rows for job in results.jobs_of(row, seeds, tokens)])

@@ -1,7 +1,7 @@
 """The rows of the quality benchmark: every setting that is compared, and with which other one.
 
-All rows train on the same tokens of the same data in steps of 32 samples in all: M learners take 32/M each. The core
-table costs 40 runs, those that find the learning rates included.
+All rows train on the same data in steps of 32 samples in all: M learners take 32/M each. The core table costs 40 runs,
+those that find the learning rates included; the other rows get half of its tokens.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ MIXED = (
 NETWORK = Schedule(delay_s=0.01, jitter_s=0.05, merge_s=0.02, adopt_on_arrival=True)
 """A step is 125 ms, a message takes 10 to 60 ms, a merge 20 ms."""
 LOCKSTEP = Schedule()
+HALF = "half of the tokens"
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,22 @@ class Row:
 
     name: str
     overrides: tuple[str, ...] = ()
-    optimizer: str = "adamw"
+    optimizer: str = "muon"
     size: str = "small"
     data_parallel: bool = False
     schedule: Schedule = LOCKSTEP
     core: bool = False
-    """Belongs to the core table: three seeds."""
+    """Belongs to the core table: three seeds and the whole token budget. Others have one, and half of the tokens."""
     tune: bool = False
     """Tries all learning rates; a row that does not takes the best of the row it varies."""
     like: str = ""
     """The row that it varies, and is compared with seed by seed."""
     note: str = ""
+
+    @property
+    def share(self) -> float:
+        """Of the token budget."""
+        return 1.0 if self.core else 0.5
 
     @property
     def lrs(self) -> tuple[str, ...]:
@@ -65,8 +71,8 @@ class Row:
 
     @property
     def baseline(self) -> str:
-        """Data parallel with the same inner optimizer and model."""
-        return _named("data_parallel", self.optimizer, "", self.size)
+        """Data parallel with the same inner optimizer, model and tokens."""
+        return _named("data_parallel", self.optimizer, "" if self.core or self.size == "large" else "half", self.size)
 
     @property
     def all_overrides(self) -> tuple[str, ...]:
@@ -79,71 +85,81 @@ def _named(base: str, optimizer: str, end: str, size: str = "small") -> str:
     return "_".join(part for part in parts if part)
 
 
-def _core() -> list[Row]:
-    rows = []
-    for optimizer in ("adamw", "muon"):
-        better = optimizer == "muon"
-        plain, int4 = _named("decoupled_m4", optimizer, ""), _named("decoupled_m4", optimizer, "int4")
-        data_parallel, m2 = _named("data_parallel", optimizer, ""), _named("decoupled_m2", optimizer, "int4")
-        averaged = _named("data_parallel", optimizer, "averaged")
-        two = ("learners=2", "train.batch_size=16", *INT4)
+def _both(optimizer: str) -> list[Row]:
+    """What is there with either inner optimizer: the core table, and the rows that others vary."""
+    default = optimizer == "muon"
+    data_parallel, half, averaged = (_named("data_parallel", optimizer, end) for end in ("", "half", "averaged"))
+    ends = ("", "half", "int4", "int4_half", "fp4")
+    plain, plain_half, int4, int4_half, fp4 = (_named("decoupled_m4", optimizer, end) for end in ends)
+    m2 = _named("decoupled_m2", optimizer, "int4")
+    two = ("learners=2", "train.batch_size=16", *INT4)
+    one = ("diloco.average=0",)
+    rows = [
+        Row(data_parallel, one, optimizer, data_parallel=True, core=True, tune=True),
+        Row(int4, INT4, optimizer, core=True, tune=True, like=data_parallel),
+        Row(m2, two, optimizer, core=True, tune=True, like=int4),
+        Row(half, one, optimizer, data_parallel=True, like=data_parallel, note=HALF),
+        Row(averaged, (), optimizer, data_parallel=True, like=half, note="Θ̄ of the weights"),
+        Row(int4_half, INT4, optimizer, like=int4, note=HALF),
+        Row(plain_half, (), optimizer, like=int4_half, note="fp32 both ways"),
+        _killed(_named("decoupled_m4", optimizer, "int4_kill60"), int4_half, optimizer, 60.0, core=False),
+        *_wider(8, optimizer, plain_half),
+        *_wider(16, optimizer, plain_half),
+    ]
+    if default:
         rows += [
-            Row(data_parallel, ("diloco.average=0",), optimizer, data_parallel=True, core=True, tune=True),
-            Row(averaged, (), optimizer, data_parallel=True, like=data_parallel, note="Θ̄ of the weights"),
-            Row(int4, INT4, optimizer, core=True, tune=True, like=data_parallel),
-            Row(m2, two, optimizer, core=True, tune=True, like=int4),
-            Row(plain, (), optimizer, core=better, like=int4),
-            Row(_named("decoupled_m4", optimizer, "fp4"), FP4, optimizer, core=better, like=plain),
-            _killed(int4, optimizer, 30.0, core=better),
-            _killed(int4, optimizer, 60.0, core=False),
+            Row(plain, (), optimizer, core=True, like=int4, note="fp32 both ways"),
+            Row(fp4, FP4, optimizer, core=True, like=plain),
         ]
-    return rows
+    kill30 = _named("decoupled_m4", optimizer, "int4_kill30")
+    return [*rows, _killed(kill30, int4 if default else int4_half, optimizer, 30.0, core=default)]
 
 
-def _killed(like: str, optimizer: str, every_s: float, core: bool) -> Row:
+def _killed(name: str, like: str, optimizer: str, every_s: float, core: bool) -> Row:
     schedule = Schedule(kill_every_s=every_s)
     every, away = every_s / schedule.step_s, schedule.away_s / schedule.step_s
     note = (
         f"a learner dies every {every:.0f} steps ({every_s:.0f} s) and is away for {away:.0f} ({schedule.away_s:.0f} s)"
     )
-    return Row(f"{like}_kill{every_s:.0f}", INT4, optimizer, schedule=schedule, core=core, like=like, note=note)
+    return Row(name, INT4, optimizer, schedule=schedule, core=core, like=like, note=note)
+
+
+def _wider(learners: int, optimizer: str, like: str) -> list[Row]:
+    overrides = (f"learners={learners}", f"train.batch_size={32 // learners}")
+    name = _named(f"decoupled_m{learners}", optimizer, "")
+    mean = _named(f"decoupled_m{learners}", optimizer, "mean")
+    return [
+        Row(name, overrides, optimizer, like=like),
+        Row(mean, (*overrides, "diloco.merge=mean"), optimizer, like=name),
+    ]
 
 
 def _ladder() -> list[Row]:
     """From synchronous DiLoCo to Decoupled DiLoCo, and the dials of the latter one at a time."""
-    base = "decoupled_m4"
+    base = "decoupled_m4_muon"
+    half = f"{base}_half"
     all_wait = ("diloco.blocking=true", "diloco.min_quorum=4")
     return [
-        Row("diloco", ("algo=diloco",), like=base, note="synchronous, the whole model at once, mean"),
-        Row("streaming", ("algo=streaming",), like=base, note="synchronous, fragments, mix, mean"),
-        Row(f"{base}_bf16", BF16, like=base),
-        Row(f"{base}_tau0", (*all_wait, "diloco.overlap_steps=0"), like=base, note="all wait for each merge"),
-        Row(f"{base}_tau4", ("diloco.overlap_steps=4",), like=base),
-        Row(f"{base}_mix", ("diloco.adopt=mix",), like=base),
-        Row(f"{base}_overwrite", ("diloco.adopt=overwrite",), like=base),
-        Row(f"{base}_overwrite_int4", ("diloco.adopt=overwrite", *INT4), like=f"{base}_int4"),
-        Row(f"{base}_mean", ("diloco.merge=mean",), like=base),
-        Row(f"{base}_last_outer", ("diloco.last_round=outer",), like=base, note="no mean in the last round"),
-        Row(f"{base}_not_averaged", ("diloco.average=0",), like=base, note="Θ, not Θ̄"),
-        Row(f"{base}_sgd", ("diloco.outer=sgd",), like=base),
-        Row(f"{base}_h8", ("diloco.sync_interval=8", "diloco.overlap_steps=1"), like=base),
-        *_wider(8, base),
-        *_wider(16, base),
-    ]
-
-
-def _wider(learners: int, like: str) -> list[Row]:
-    overrides = (f"learners={learners}", f"train.batch_size={32 // learners}")
-    name = f"decoupled_m{learners}"
-    return [
-        Row(name, overrides, like=like),
-        Row(f"{name}_mean", (*overrides, "diloco.merge=mean"), like=name),
+        Row("diloco_muon", ("algo=diloco",), like=half, note="synchronous, the whole model at once, mean"),
+        Row("streaming_muon", ("algo=streaming",), like=half, note="synchronous, fragments, mix, mean"),
+        Row(f"{base}_bf16", BF16, like=half),
+        Row(f"{base}_tau0", (*all_wait, "diloco.overlap_steps=0"), like=half, note="all wait for each merge"),
+        Row(f"{base}_tau4", ("diloco.overlap_steps=4",), like=half),
+        Row(f"{base}_mix", ("diloco.adopt=mix",), like=half),
+        Row(f"{base}_overwrite", ("diloco.adopt=overwrite",), like=half),
+        Row(f"{base}_overwrite_int4", ("diloco.adopt=overwrite", *INT4), like=f"{base}_int4_half"),
+        Row(f"{base}_mean", ("diloco.merge=mean",), like=half),
+        Row(f"{base}_last_outer", ("diloco.last_round=outer",), like=half, note="no mean in the last round"),
+        Row(f"{base}_not_averaged", ("diloco.average=0",), like=half, note="Θ, not Θ̄"),
+        Row(f"{base}_sgd", ("diloco.outer=sgd",), like=half),
+        Row(f"{base}_h8", ("diloco.sync_interval=8", "diloco.overlap_steps=1"), like=half),
+        Row("decoupled_m4_overwrite", ("diloco.adopt=overwrite",), "adamw", like="decoupled_m4_half"),
     ]
 
 
 def _mixed() -> list[Row]:
     """The pool of unequal learners, on a network: quorum, grace window and ring matter there."""
-    name = "decoupled_mixed"
+    name = "decoupled_mixed_muon"
     variants = {
         "gamma0": "diloco.grace_safety=0",
         "gamma04": "diloco.grace_safety=0.4",
@@ -153,25 +169,18 @@ def _mixed() -> list[Row]:
     }
     note = "two of four learners take 2 and 4 times as long for a step; messages take 10 to 60 ms, adopted on arrival"
     return [
-        Row(name, MIXED, schedule=NETWORK, like="decoupled_m4", note=note),
+        Row(name, MIXED, schedule=NETWORK, like="decoupled_m4_muon_half", note=note),
         *(Row(f"{name}_{end}", (*MIXED, dial), schedule=NETWORK, like=name) for end, dial in variants.items()),
     ]
 
 
 def _outer() -> list[Row]:
     rows = []
-    for lr, momentum in (
-        ("1.0", "0.0"),
-        ("0.4", "0.6"),
-        ("0.7", "0.5"),
-        ("0.8", "0.5"),
-        ("0.3", "0.8"),
-        ("0.7", "0.9"),
-    ):
+    for lr, momentum in (("1.0", "0.0"), ("0.4", "0.6"), ("0.8", "0.5"), ("0.3", "0.8"), ("0.7", "0.9")):
         overrides = (f"diloco.outer_lr={lr}", f"diloco.outer_momentum={momentum}")
         for optimizer in ("adamw", "muon"):
-            base = _named("decoupled_m4", optimizer, "")
-            rows.append(Row(f"{base}_outer_{lr}_{momentum}", overrides, optimizer, like=base))
+            name = f"{_named('decoupled_m4', optimizer, '')}_outer_{lr}_{momentum}"
+            rows.append(Row(name, overrides, optimizer, like=_named("decoupled_m4", optimizer, "half")))
     return rows
 
 
@@ -188,4 +197,4 @@ def _large() -> list[Row]:
     return rows
 
 
-ROWS = {row.name: row for row in [*_core(), *_ladder(), *_mixed(), *_outer(), *_large()]}
+ROWS = {row.name: row for row in [*_both("adamw"), *_both("muon"), *_ladder(), *_mixed(), *_outer(), *_large()]}
