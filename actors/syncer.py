@@ -127,6 +127,7 @@ class Syncer:
         self._feed(Reported(report))
 
     def _take(self, contribution: Contribution) -> None:
+        self._traffic.up += contribution.payload.size  # what is refused was sent too
         numel = self._numel(contribution.fragment)
         if numel is None:
             self._feed(Arrived(contribution, None))  # counted as garbage
@@ -136,9 +137,7 @@ class Syncer:
     async def _decode(self, contribution: Contribution, numel: int) -> None:
         block = self._spec.config.diloco.codec_block
         event = await self._publisher.compute(lambda: Arrived.of(contribution, numel, block))
-        if event.delta is not None:
-            self._traffic.up += contribution.payload.size
-            self._traffic.up_fp32 += 4 * numel
+        self._traffic.up_fp32 += 4 * numel
         self._feed(event)
 
     # ---- called by supervisor, evaluator and driver

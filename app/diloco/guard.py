@@ -37,6 +37,11 @@ class NormGuard:
         """log ‖d‖."""
         self._steps: deque[int] = deque(maxlen=WINDOW)
 
+    @property
+    def usual(self) -> float:
+        """The median norm of those that it remembers; 0 before there is one."""
+        return math.exp(statistics.median(self._norms)) if self._norms else 0.0
+
     def score(self, norm: float, steps: int) -> float:
         """Robust z-score of a norm of so many steps' work; 0 while too few were seen, or for a norm of 0."""
         if norm <= 0.0 or len(self._norms) < ENOUGH:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from app.diloco.events import Arrived
 from app.diloco.job import Answer
@@ -35,10 +36,12 @@ def arrived(machine: Machine, event: Arrived, now: float) -> None:
     possible = _take(machine, member, given.report, now)
     refusal = _refusal(machine, event, round_) if possible else Refusal.CORRUPT
     if refusal is not None:
-        machine.refuse(refusal, learner, fragment=given.fragment, round=given.round, base=given.base_version)
+        fields: dict[str, Any] = {"fragment": given.fragment, "round": given.round, "base": given.base_version}
         if refusal is Refusal.OUTLIER:
             fragment = machine.fragments[given.fragment]
+            fields |= {"norm": event.norm, "usual": machine.guards[given.fragment].usual}
             fragment.outliers[learner] = fragment.version
+        machine.refuse(refusal, learner, **fields)
         meant = round_ is not None and given.round == round_.id and given.sender.epoch == machine.epoch
         if round_ is not None and meant and not round_.answered(learner):
             round_.gone.add(learner)

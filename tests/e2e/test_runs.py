@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -33,6 +34,9 @@ def test_a_run_ends_with_a_model_and_is_not_overwritten(command, completed):
     assert summary["tokens_processed"] == summary["tokens_merged"] + sum(summary["tokens_discarded"].values())
     for text in ("eval loss:", "gzip -9", "a sample from the trained model", str(first.folder)):
         assert text in first.output
+    rules = re.findall(r" (mean|rda) +([a-z_.0-9]+)", first.output)
+    assert {rule for rule, tensor in rules if tensor.startswith("model.layers.") and "proj" in tensor} == {"rda"}
+    assert {rule for rule, tensor in rules if tensor.startswith("model.embed_tokens")} == {"mean"}
     assert list(first.folder.glob("wandb/offline-run-*"))
     assert (first.folder / "model" / "model.safetensors").is_file()
     assert "Setting up" not in first.output

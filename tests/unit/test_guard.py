@@ -114,6 +114,7 @@ def test_the_protocol_refuses_and_tells_the_tape(threshold: float) -> None:
     if threshold:
         assert hand.protocol.refusals[Refusal.OUTLIER] == 1
         assert [note["learner"] for note in refused] == ["b"]
+        assert refused[0]["norm"] > 1000 * refused[0]["usual"] > 0
         assert moved == pytest.approx(usual_move, rel=0.2)
     else:
         assert refused == []
