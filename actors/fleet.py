@@ -37,6 +37,7 @@ class Fleet:
             "lifetime": "detached",
             "get_if_exists": True,
             "max_restarts": -1,
+            **self._spec.process,
             **more,
         }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from actors.preload import py_executable
 from app.config import Config
 from app.diloco.fragments import Layout
 
@@ -31,6 +33,11 @@ class RunSpec:
     def namespace(self) -> str:
         """Ray namespace that holds the run's named actors."""
         return namespace_of(self.run_id)
+
+    @property
+    def process(self) -> dict[str, Any]:
+        """Options of every actor that say how its process starts."""
+        return {"runtime_env": {"py_executable": py_executable()}} if self.config.run.preload else {}
 
     @property
     def checkpoints(self) -> Path:

@@ -13,12 +13,21 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["WANDB_SILENT"] = "true"
+MARK = "DILOCO_TESTS"
+os.environ[MARK] = str(os.getpid())
+"""In the environment of everything that the tests start, whoever has become its parent."""
 
 REAP_S = 15.0
 
 
 def _descendants() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if not gone(p)]
+    return [p for p in psutil.process_iter() if _ours(p) and not gone(p)]
+
+
+def _ours(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get(MARK) == str(os.getpid())
+    return False
 
 
 @pytest.fixture(scope="session", autouse=True)

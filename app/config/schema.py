@@ -38,6 +38,8 @@ class RunConfig:
     """What to do when the folder holds a checkpoint: never (refuse) or auto (go on from it)."""
     shared_dir: bool = False
     """The run folder is the same on all nodes. Without it, a run on several nodes refuses a local folder."""
+    preload: bool = True
+    """Fork actors from a process on their node that has imported torch and transformers: they start much sooner."""
 
     @property
     def path(self) -> str:

@@ -48,6 +48,7 @@ from app.learning.memory import keep_freed_memory
 from app.learning.model import build_model
 from app.learning.schedule import learning_rate, rejoin_factor
 from app.run.folder import open_folder
+from below import below
 
 LEARNER = "learner-0"
 NEVER = 10**12
@@ -229,12 +230,12 @@ def nothing_left() -> Iterator[None]:
     try:
         yield
     finally:
-        below = psutil.Process().children(recursive=True)
-        for process in below:
+        started = below()
+        for process in started:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         ray.shutdown()
-        for process in psutil.wait_procs(below, timeout=END_S)[1]:
+        for process in psutil.wait_procs(started, timeout=END_S)[1]:
             process.kill()
 
 

@@ -8,6 +8,8 @@ import psutil
 import ray
 from ray.util import placement_group_table
 
+from below import below
+
 ACTOR = re.compile(r"ray::(.+:)?(Learner|Syncer|Supervisor|Ledger|Evaluator|Rendezvous)\b")
 """Title that Ray gives an actor's process: ray::<name>:<class>.<method>."""
 
@@ -41,7 +43,7 @@ def merged_tokens(merges, learner, incarnation):
 def processes(kind="", root=None):
     """Processes of any run's actors on the Ray that this process (or `root`) has started; of one class, if given."""
     found = []
-    for process in psutil.Process(root).children(recursive=True):
+    for process in below(root):
         with contextlib.suppress(psutil.Error):
             title = ACTOR.match(" ".join(process.cmdline()))
             if title and kind in ("", title[2]):

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from below import below
 from tests.cluster.harness import wait_for
 from tests.small import SMALL
 
@@ -99,7 +100,7 @@ class Command:
         return json.loads((self.folder / "summary.json").read_text())
 
     def family(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+        return below(self.process.pid)
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -160,7 +161,7 @@ def ray_head(tmp_path):
     head = subprocess.Popen([ray, "start", "--block", *args], stdout=log, stderr=subprocess.STDOUT)
     wait_for("the head is up", lambda: "started" in (tmp_path / "head.log").read_text())
     yield f"127.0.0.1:{port}"
-    family = psutil.Process(head.pid).children(recursive=True)
+    family = below(head.pid)
     head.terminate()
     head.wait(60)
     wait_for("the head is gone", lambda: not any(process.is_running() for process in family))

@@ -200,10 +200,8 @@ def test_the_report_keeps_what_is_written_around_the_table(path, tmp_path):
     assert text.startswith(f"# Ours\n\nBefore.\n\n{BEGIN}\nSome rows.\n\n| row |")
     assert text.endswith(f"{END}\n\nAfter.\n")
     assert "old" not in text
-    assert (
-        "| decoupled_m4_muon | 16e-3* | 0.00 M | 1.9350 ± 0.4059 | 2 | +7.05% ± 4.05 | +2.00% ± 1.00 decoupled_m4_muon_int4 |"
-        in text
-    )
+    line = "| decoupled_m4_muon | 16e-3* | 0.00 M | 1.9350 ± 0.4059 | 2 | +7.05% ± 4.05 | "
+    assert f"{line}+2.00% ± 1.00 decoupled_m4_muon_int4 |" in text
     assert table(found) in text
     write_table(page, found, "Some rows.")
     assert page.read_text() == text
