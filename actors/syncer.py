@@ -13,6 +13,7 @@ import os
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
 from actors.learner import HANG_SIGNAL
@@ -127,7 +128,8 @@ class Syncer:
         self._feed(Reported(report))
 
     def _take(self, contribution: Contribution) -> None:
-        self._traffic.up += contribution.payload.size  # what is refused was sent too
+        if isinstance(contribution.payload, np.ndarray):
+            self._traffic.up += contribution.payload.nbytes  # what is refused was sent too
         numel = self._numel(contribution.fragment)
         if numel is None:
             self._feed(Arrived(contribution, None))  # counted as garbage

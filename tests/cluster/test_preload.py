@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 
 import psutil
@@ -115,8 +114,9 @@ def test_garbage_is_not_a_request(probe):
     assert preloader_of(probe()) == preloader
 
 
-def test_without_a_preloader_a_worker_starts_as_usual(probe):
-    actor = probe(f'DILOCO_PRELOADER=/nowhere RAY_RAYLET_PID= "{sys.executable}" -m actors.preload')
+def test_where_no_preloader_starts_a_worker_starts_as_usual(probe, tmp_path):
+    (tmp_path / "transformers.py").write_text("raise ImportError('broken')")
+    actor = probe(f'env PYTHONPATH="{tmp_path}" {py_executable()}')
     _, parent, imported = facts(actor)
     assert not imported
     assert "raylet" in psutil.Process(parent).name()
