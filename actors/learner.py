@@ -61,6 +61,14 @@ class Learner:
         """Counters and state now; never waits for a step."""
         return self._worker.status()
 
+    def mute(self, seconds: float) -> None:
+        """A fault: its messages to and from the syncer are lost for so long."""
+        self._worker.sabotage.mute(seconds)
+
+    def corrupt(self, how: str, seconds: float) -> None:
+        """A fault: its contributions are garbage for so long."""
+        self._worker.sabotage.corrupt(how, seconds)
+
     def pid(self) -> int:
         """Process id, for faults and their checks."""
         return os.getpid()

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from actors.sabotage import Sabotage
 from actors.spec import SYNCER, RunSpec
 from actors.syncer import Denied, TryAgain
 from app.diloco.clock import due_slots
@@ -64,6 +65,7 @@ class Link:
         idle: threading.Event,
         fenced: Callable[[], None],
         guarded: Callable[[Callable[[], None]], Callable[[], None]],
+        sabotage: Sabotage,
     ):
         """`pace` gives (step time, loss) now; `on_reply` hears every reply before its asks are answered.
 
@@ -75,6 +77,7 @@ class Link:
         self._on_reply = on_reply
         self._idle = idle
         self._fenced = fenced
+        self._sabotage = sabotage
         self._syncer = find_syncer(spec)
         self._stop = threading.Event()
         self._due = threading.Event()
@@ -112,6 +115,8 @@ class Link:
             self._due.wait()
             self._due.clear()
             self._last_told = time.monotonic()
+            if self._sabotage.muted:
+                continue
             try:
                 self._syncer.report.options(num_returns=0).remote(self._report())  # nobody waits for it
             except RayError as error:
@@ -121,7 +126,11 @@ class Link:
         given: list[Contribution] = []
         while not self._stop.is_set():
             try:
+                if self._sabotage.muted:
+                    raise TimeoutError("muted")
                 reply: Reply = ray.get(self._syncer.poll.remote(self._report(), *given), timeout=CALL_TIMEOUT_S)
+                if self._sabotage.muted:
+                    raise TimeoutError("muted")
             except (RayError, TimeoutError) as error:
                 _log.info("syncer away: %s", error)
                 given = []  # the round they were for may be over; its work is still in the parameters
@@ -147,7 +156,8 @@ class Link:
         if self._idle.is_set():  # nobody steps: every moment is a step boundary
             self._replica.adopt()
         step_time, loss = self._pace()
-        return [self._replica.contribute(ask, step_time, loss, self._idle.is_set()) for ask in asks]
+        given = [self._replica.contribute(ask, step_time, loss, self._idle.is_set()) for ask in asks]
+        return [self._sabotage.passed(contribution) for contribution in given]
 
     def _find_again(self) -> None:
         try:

@@ -27,6 +27,8 @@ ANSWER_S = 30.0
 """A preloader that has not forked after this long, imports included, is not waited for; Ray gives a worker 60."""
 TRIES = 3
 """A preloader may end between two questions."""
+RAYLET = "RAY_RAYLET_PID"
+"""Environment variable of every process that a raylet starts, directly or not."""
 DRIVERS = "DILOCO_PRELOADER"
 """Environment variable with the socket of a preloader that the driver of this Ray has forked from itself."""
 CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -68,7 +70,7 @@ def forked(arguments: list[str]) -> int:
             connection.connect(path)
             if (pidfd := _asked(connection, arguments)) is not None:
                 return pidfd
-    raylet = os.environ.get("RAY_RAYLET_PID", "")
+    raylet = os.environ.get(RAYLET, "")
     options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     session = os.path.join(options.get("--temp-dir", ""), options.get("--session-name", ""))
     if not raylet.isdecimal() or not os.path.isdir(os.path.join(session, "sockets")):

@@ -1,86 +1,210 @@
-"""Carries out the faults of the `chaos` group: real signals to real processes."""
+"""Carries out the faults of the `chaos` group: real ones, on real processes."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from actors.chaos import send_signal
+from actors.chaos import fill_disk, kill_node, send_signal, slow_down
+from actors.fleet import Fleet
+from actors.learner import LearnerStatus
 from actors.lookout import Lookout
-from actors.spec import SYNCER, RunSpec
-from actors.syncer_status import SyncerStatus
-from app.config import Fault
+from actors.monitor import Monitor
+from actors.spec import LEDGER, SUPERVISOR, SYNCER, RunSpec
+from app.config import LEARNER_FAULTS
 from app.run import tape
-from app.run.faults import due_faults, struck_faults
+from app.run.faults import FaultPlan, Planned, struck_faults
 
 _log = logging.getLogger(__name__)
 
 SIGNAL_TIMEOUT_S = 10.0
-SIGNALS = {"kill": signal.SIGKILL, "kill_syncer": signal.SIGKILL, "freeze": signal.SIGSTOP}
+DISK = "disk"
+LASTING = ("freeze", "slow", "mute", "corrupt", "preempt", "freeze_syncer", "fill_disk", "kill_site")
+AT_ONCE = {"kill": signal.SIGKILL, "kill_worker": signal.SIGKILL, "freeze": signal.SIGSTOP, "preempt": signal.SIGTERM}
+AFTERWARDS = {
+    "freeze": signal.SIGCONT,
+    "slow": signal.SIGCONT,
+    "preempt": signal.SIGKILL,
+    "freeze_syncer": signal.SIGCONT,
+}
 
 
 class Striker:
-    """The schedule of one run's faults, and which of them have struck."""
+    """The schedule of one run's faults, which of them have struck, and which last."""
 
-    def __init__(self, spec: RunSpec, lookout: Lookout):
-        self._spec, self._lookout = spec, lookout
-        self._struck: set[int] = set()
+    def __init__(self, spec: RunSpec, fleet: Fleet, lookout: Lookout, monitor: Monitor):
+        self._spec, self._fleet, self._lookout, self._monitor = spec, fleet, lookout, monitor
+        self._plan = FaultPlan(spec.config.chaos, spec.config.train.tokens)
+        self._struck: set[str] = set()
         self._victims: set[tuple[str, int]] = set()
-        self._thaws: list[tuple[float, str, int]] = []
-        """(when, of the monotonic clock; node; process id)"""
+        self._lasting: list[dict[str, Any]] = []
+        """Events of faults that have not ended."""
+        self._merging_since: float | None = None
+        self._ended: int | None = None
+        """Process id of a ledger that was killed, until the next one answers."""
 
     def recall(self) -> None:
         """Read from the tape what a supervisor before this one did."""
         events = tape.read(self._spec.tape)[0]
         self._struck = struck_faults(events)
-        self._thaws = _thaws(events)
+        self._merging_since = next((event["at"] for event in events if event["kind"] == "merge"), None)
+        faults = [event for event in events if event["kind"] == "fault"]
+        self._lasting = [event for event in faults if event.get("ends_at", 0.0) > time.time()]
+        turns = [e["kind"] for e in events if e["kind"] in ("fault", "back") and e["target"] == SUPERVISOR]
+        if turns[-1:] == ["fault"]:
+            self._monitor.note("back", target=SUPERVISOR)
 
-    def struck(self, learner: str, incarnation: int) -> bool:
+    def struck(self, target: str, incarnation: int) -> bool:
         """Whether this incarnation (of the syncer: epoch) was a fault's target."""
-        return (learner, incarnation) in self._victims
+        return (target, incarnation) in self._victims
 
-    def strike(self, tokens: int, note: Callable[..., None]) -> None:
-        """Let everything strike whose moment has come, and thaw what was frozen long enough."""
-        for thaw in [thaw for thaw in self._thaws if time.monotonic() >= thaw[0]]:
-            self._thaws.remove(thaw)
-            self._send(thaw[1], thaw[2], signal.SIGCONT)
-        faults = self._spec.config.chaos.faults
-        for index in due_faults(faults, self._struck, tokens, self._spec.config.train.tokens):
-            self._strike(index, faults[index], note)
+    def strike(self, tokens: int, merges: int) -> None:
+        """Let everything strike whose moment has come, and end what has lasted long enough."""
+        for event in [event for event in self._lasting if time.time() >= event["ends_at"]]:
+            self._lasting.remove(event)
+            self._end(event)
+        ledger = self._lookout.services[LEDGER].answer
+        if self._ended not in (None, ledger and ledger.pid) and self._lookout.well(LEDGER):
+            self._ended = None
+            self._monitor.note("back", target=LEDGER)
+        for event in self._lasting:
+            if event["fault"] == "kill_site":  # a region that is dark: whoever comes up there goes down again
+                for learner in self._on_site(event["site"]):
+                    if learner.learner in self._lookout.learners:
+                        self._send(learner.node_id, learner.pid, signal.SIGKILL)
+        if self._merging_since is None and merges > 0:
+            self._merging_since = time.time()
+        merging_s = None if self._merging_since is None else time.time() - self._merging_since
+        for planned in self._plan.due(self._struck, tokens, merging_s):
+            self._strike(planned)
 
-    def _strike(self, index: int, fault: Fault, note: Callable[..., None]) -> None:
-        target = SYNCER if fault.kind == "kill_syncer" else fault.target
-        victim = self._lookout.syncer if target == SYNCER else self._lookout.learners.get(target)
-        if victim is None or target in self._lookout.silent:
-            return  # not there now: the next look tries again
-        incarnation = victim.epoch if isinstance(victim, SyncerStatus) else victim.incarnation
-        if incarnation == 0:
+    # ---- whom
+
+    def _strike(self, planned: Planned) -> None:
+        kind = planned.fault.kind
+        if kind in LEARNER_FAULTS:
+            learner = self._plan.victim(planned, self._well(kind))
+            if learner is not None:  # else the next look tries again
+                self._strike_learner(planned, self._lookout.learners[learner])
+        elif kind == "kill_site":
+            victims = self._on_site(planned.fault.target)
+            if any(not victim.incarnation or victim.learner in self._lookout.silent for victim in victims):
+                return  # it goes dark when it is whole
+            for victim in victims:
+                self._note(planned, victim.learner, victim.incarnation, victim, site=planned.fault.target)
+                self._send(victim.node_id, victim.pid, signal.SIGKILL)
+        elif kind == "kill_supervisor":
+            here = ray.get_runtime_context().get_node_id()
+            self._note(planned, SUPERVISOR, 0, None, pid=os.getpid(), node=here)
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            self._strike_service(planned)
+
+    def _well(self, kind: str) -> list[str]:
+        """Learners that this may strike now: those that answer, have joined, and have no other fault."""
+        struck = {event["target"] for event in self._lasting}
+        apart = self._services() if kind == "kill_node" else set()
+        return [
+            name
+            for name, status in self._lookout.learners.items()
+            if name not in self._lookout.silent | struck and status.incarnation > 0 and status.node_id not in apart
+        ]
+
+    def _services(self) -> set[str]:
+        """Nodes that a fault of a node spares: one of them is the head."""
+        found = {
+            answer.node_id for service in self._lookout.services.values() if (answer := service.answer) is not None
+        }
+        return {*found, ray.get_runtime_context().get_node_id()}
+
+    def _on_site(self, site: str) -> list[LearnerStatus]:
+        """Learners of a pool, or on nodes with a label (`label=value`), as they were when they answered last."""
+        label, _, value = site.partition("=")
+        nodes = {node["NodeID"] for node in ray.nodes() if value and node["Labels"].get(label) == value}
+        pool_of = self._spec.config.pool_of
+        learners = [status for _, status in self._lookout.seen.values()]
+        return [status for status in learners if status.node_id in nodes or pool_of(status.learner).name == site]
+
+    # ---- what
+
+    def _strike_learner(self, planned: Planned, victim: LearnerStatus) -> None:
+        fault = planned.fault
+        also = {"how": fault.how} if fault.kind == "corrupt" else {}
+        on_node = [other for other in self._lookout.learners.values() if other.node_id == victim.node_id]
+        for other in on_node if fault.kind == "kill_node" else [victim]:
+            self._note(planned, other.learner, other.incarnation, other, **also)
+        handle = self._fleet.find(victim.learner)
+        match fault.kind:
+            case "slow":
+                slow_down(victim.node_id, victim.pid, fault.factor, fault.seconds)
+            case "mute" if handle is not None:
+                handle.mute.remote(fault.seconds)
+            case "corrupt" if handle is not None:
+                handle.corrupt.remote(fault.how or "flip", fault.seconds)
+            case "kill_node":
+                kill_node(victim.node_id)
+            case _:
+                self._send(victim.node_id, victim.pid, AT_ONCE[fault.kind])
+
+    def _strike_service(self, planned: Planned) -> None:
+        kind = planned.fault.kind
+        name = LEDGER if kind == "kill_ledger" else SYNCER
+        struck = {event["target"] for event in self._lasting}
+        if not self._lookout.well(name) or name in struck or DISK in struck:
             return
-        self._struck.add(index)
-        self._victims.add((target, incarnation))
+        answer = self._lookout.services[name].answer
+        incarnation = answer.epoch if name == SYNCER else 0
+        if kind == "fill_disk":
+            ledger = self._lookout.services[LEDGER].answer
+            pids = [answer.pid, *([ledger.pid] if ledger is not None and ledger.node_id == answer.node_id else [])]
+            self._note(planned, DISK, 0, answer, pids=pids)
+            self._fill(answer.node_id, pids, full=True)
+            return
+        self._note(planned, name, incarnation, answer)
+        self._ended = answer.pid if name == LEDGER else self._ended
+        self._send(answer.node_id, answer.pid, signal.SIGSTOP if kind == "freeze_syncer" else signal.SIGKILL)
+
+    def _note(self, planned: Planned, target: str, incarnation: int, victim: Any, **more: Any) -> None:
+        """On the tape before it happens: a supervisor that is killed must not strike twice."""
+        fault = planned.fault
         now = time.time()
-        ends_at = now + fault.seconds if fault.kind == "freeze" else now
-        fields = {"fault": fault.kind, "target": target, "incarnation": incarnation, "index": index}
-        note("fault", **fields, struck_at=now, ends_at=ends_at, pid=victim.pid, node=victim.node_id)
-        self._send(victim.node_id, victim.pid, SIGNALS[fault.kind])
-        if fault.kind == "freeze":
-            self._thaws.append((time.monotonic() + fault.seconds, victim.node_id, victim.pid))
+        event = {
+            "fault": fault.kind,
+            "target": target,
+            "incarnation": incarnation,
+            "id": planned.id,
+            "struck_at": now,
+            "ends_at": now + fault.seconds if fault.kind in LASTING else now,
+            **({} if victim is None else {"pid": victim.pid, "node": victim.node_id}),
+            **more,
+        }
+        self._struck.add(planned.id)
+        self._victims.add((target, incarnation))
+        self._monitor.note("fault", **event)
+        if fault.kind in LASTING:
+            self._lasting.append(event)
+
+    def _end(self, event: dict[str, Any]) -> None:
+        if event["fault"] == "fill_disk":
+            self._fill(event["node"], event["pids"], full=False)
+        elif event["fault"] in AFTERWARDS:
+            self._send(event["node"], event["pid"], AFTERWARDS[event["fault"]])
+
+    def _fill(self, node_id: str, pids: Sequence[int], full: bool) -> None:
+        self._wait_for(fill_disk(node_id, str(self._spec.checkpoints), pids, full), f"fill_disk {full}")
 
     def _send(self, node_id: str, pid: int, number: signal.Signals) -> None:
+        self._wait_for(send_signal(node_id, pid, number), f"{number.name} to {pid}")
+
+    def _wait_for(self, task: Any, what: str) -> None:
         try:
-            ray.get(send_signal(node_id, pid, number), timeout=SIGNAL_TIMEOUT_S)
-        except (RayError, TimeoutError, ProcessLookupError) as error:
-            _log.warning("signal %s to %s failed: %s", number.name, pid, error)
-
-
-def _thaws(events: Sequence[dict[str, Any]]) -> list[tuple[float, str, int]]:
-    """What the tape knows as frozen is thawed in time, also by a supervisor that was restarted meanwhile."""
-    now, clock = time.time(), time.monotonic()
-    frozen = [e for e in events if e["kind"] == "fault" and e.get("ends_at", 0.0) > now]
-    return [(clock + event["ends_at"] - now, event["node"], event["pid"]) for event in frozen]
+            ray.get(task, timeout=SIGNAL_TIMEOUT_S)
+        except (RayError, OSError, TimeoutError) as error:
+            _log.warning("%s failed: %s", what, error)

@@ -66,8 +66,8 @@ class Supervisor:
         self._spec, self._attempt = spec, attempt
         self._fleet = Fleet(spec)
         self._lookout = Lookout(self._fleet, spec)
-        self._striker = Striker(spec, self._lookout)
         self._monitor = Monitor(spec, self._fleet, self._lookout)
+        self._striker = Striker(spec, self._fleet, self._lookout, self._monitor)
         config = spec.config
         self._lasting = lasting(config)
         self._watch = Watch(config.learner_ids, config.diloco, config.supervisor, time.monotonic())
@@ -184,7 +184,7 @@ class Supervisor:
             return "failed"
         if self._lookout.syncer is not None:
             self._phase = "running"
-            self._striker.strike(self._lookout.syncer.tokens, self._monitor.note)
+            self._striker.strike(self._lookout.syncer.tokens, self._lookout.syncer.merges)
             self._monitor.progress(self._lookout.syncer)
         return None
 
@@ -225,7 +225,7 @@ class Supervisor:
     def _service_fault(self, name: str, reason: str, last: Any, seconds_ago: float) -> None:
         """A fault that nobody injected. Only the syncer's incarnations are told apart, by their epochs."""
         if name == SYNCER and not self._striker.struck(SYNCER, last.epoch):
-            fields = {"fault": reason, "target": SYNCER, "incarnation": last.epoch, "index": None}
+            fields = {"fault": reason, "target": SYNCER, "incarnation": last.epoch, "id": None}
             self._monitor.note("fault", **fields, struck_at=time.time() - seconds_ago)
 
     def _act(self) -> bool:
@@ -249,7 +249,7 @@ class Supervisor:
 
     def _lost(self, learner: str, incarnation: int, reason: str) -> None:
         if incarnation > 0 and not self._striker.struck(learner, incarnation):
-            fields = {"fault": reason, "target": learner, "incarnation": incarnation, "index": None}
+            fields = {"fault": reason, "target": learner, "incarnation": incarnation, "id": None}
             self._monitor.note("fault", **fields, struck_at=self._last_well(learner, incarnation, reason))
         self._monitor.tell("lost", learner, incarnation, reason)
         ledger = self._fleet.find(LEDGER)

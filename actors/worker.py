@@ -23,6 +23,7 @@ from actors.feed import Feed
 from actors.learner import LearnerStatus
 from actors.link import Link, join
 from actors.peers import Peers
+from actors.sabotage import Sabotage
 from actors.spec import RunSpec
 from app.diloco.fragments import build_layout, specs_of
 from app.diloco.messages import Hello, Reply
@@ -56,6 +57,7 @@ class Worker:
         self._replica: Replica | None = None
         self._peers: Peers | None = None
         """The other learners, where gradients are shared with them."""
+        self.sabotage = Sabotage()
         self._loss = float("nan")
         self._step_times: deque[float] = deque(maxlen=RECENT_STEPS)
         self._stepped = (0, 0.0)
@@ -131,7 +133,7 @@ class Worker:
         if config.algo == "data_parallel":
             name = (self._learner, replica.sender.incarnation)
             self._peers = Peers(spec, name, loop, replica.lock, lambda: self._pace()[0], self._finish)
-        link = Link(spec, replica, self._pace, self._on_reply, self._idle, self._leave, self._guarded)
+        link = Link(spec, replica, self._pace, self._on_reply, self._idle, self._leave, self._guarded, self.sabotage)
         feed = Feed(spec, self._learner, replica.sender.incarnation, data, self._guarded)
         feed.start()
         link.start()

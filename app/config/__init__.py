@@ -3,18 +3,17 @@
 `load` turns a command line into one frozen `Config`; whatever is wrong with it is a one-line `ConfigError`.
 """
 
+from app.config.chaos import CORRUPTIONS, LEARNER_FAULTS, ChaosConfig, Fault, Rates
 from app.config.check import check, check_fragments
 from app.config.compose import as_yaml, from_yaml, load
 from app.config.error import ConfigError
 from app.config.help import describe
 from app.config.pools import PoolConfig, SyncerConfig
 from app.config.schema import (
-    ChaosConfig,
     CheckpointConfig,
     Config,
     DataConfig,
     EvalConfig,
-    Fault,
     ModelConfig,
     Pool,
     RunConfig,
@@ -24,6 +23,8 @@ from app.config.schema import (
 )
 
 __all__ = [
+    "CORRUPTIONS",
+    "LEARNER_FAULTS",
     "ChaosConfig",
     "CheckpointConfig",
     "Config",
@@ -34,6 +35,7 @@ __all__ = [
     "ModelConfig",
     "Pool",
     "PoolConfig",
+    "Rates",
     "RunConfig",
     "SupervisorConfig",
     "SyncerConfig",

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from app.config.chaos import check_chaos
 from app.config.error import ConfigError
 from app.config.limits import check_limits, check_pass
 from app.config.pools import PoolConfig
+from app.config.rules import (
+    above,
+    at_least,
+    between,
+    int_range,
+    one_of,
+    open_interval,
+    share_below_one,
+    whole_above_one,
+)
 from app.config.schema import (
     ALGORITHMS,
     DATA_SOURCES,
-    FAULT_KINDS,
     MODEL_NAMES,
     OPTIMIZERS,
     PRECISIONS,
@@ -22,7 +32,6 @@ from app.config.schema import (
     TRACKERS,
     TRACKING_MODES,
     Config,
-    Fault,
 )
 from app.diloco.settings import (
     ADOPTIONS,
@@ -50,7 +59,7 @@ def check(config: Config) -> None:
     _check_algo(config)
     _check_pools(config)
     _check_diloco(config)
-    _check_chaos(config)
+    check_chaos(config.chaos, config.learner_ids, config.pools)
     _check_rest(config)
 
 
@@ -85,21 +94,21 @@ def _check_run(config: Config) -> None:
             raise ConfigError("run.dir", config.run.path, "a folder is needed; other stores can't be used yet")
         if url.netloc not in ("", "localhost"):
             raise ConfigError("run.dir", config.run.path, "file:///absolute/path is needed")
-    _one_of("run.resume", config.run.resume, RESUME_RULES)
-    _between("run.seed", config.run.seed, 0, 2**63 - 1)
-    _at_least("learners", config.learners, 1)
+    one_of("run.resume", config.run.resume, RESUME_RULES)
+    between("run.seed", config.run.seed, 0, 2**63 - 1)
+    at_least("learners", config.learners, 1)
 
 
 def _check_model(config: Config) -> None:
     model = config.model
-    _one_of("model.name", model.name, MODEL_NAMES)
+    one_of("model.name", model.name, MODEL_NAMES)
     if model.name == "hf":
         if not model.path:
             raise ConfigError("model.path", model.path, "a model folder or a hub name is needed when model.name=hf")
         _local_exists("model.path", model.path)
         return
     for key in ("hidden", "layers", "heads", "intermediate"):
-        _at_least(f"model.{key}", getattr(model, key), 1)
+        at_least(f"model.{key}", getattr(model, key), 1)
     if model.hidden % (2 * model.heads) != 0:
         allowed = f"a multiple of {2 * model.heads} is needed (2 × model.heads={model.heads}: even width of a head)"
         raise ConfigError("model.hidden", model.hidden, allowed)
@@ -107,7 +116,7 @@ def _check_model(config: Config) -> None:
 
 def _check_data(config: Config) -> None:
     data = config.data
-    _one_of("data.source", data.source, DATA_SOURCES)
+    one_of("data.source", data.source, DATA_SOURCES)
     if data.source == "files":
         if not data.path:
             raise ConfigError("data.path", data.path, "a file or folder is needed when data.source=files")
@@ -120,32 +129,32 @@ def _check_data(config: Config) -> None:
     if data.tokenizer not in ("train", "bytes"):
         _local_exists("data.tokenizer", data.tokenizer)
     if data.tokenizer == "train":
-        _at_least("data.vocab", data.vocab, 257)
-    _at_least("data.seq_len", data.seq_len, 2)
-    _open_interval("data.heldout_share", data.heldout_share, 0.0, 1.0)
-    _at_least("data.block_samples", data.block_samples, 1)
-    _at_least("data.leases_ahead", data.leases_ahead, 1)
-    _at_least("data.eval_samples", data.eval_samples, 1)
+        at_least("data.vocab", data.vocab, 257)
+    at_least("data.seq_len", data.seq_len, 2)
+    open_interval("data.heldout_share", data.heldout_share, 0.0, 1.0)
+    at_least("data.block_samples", data.block_samples, 1)
+    at_least("data.leases_ahead", data.leases_ahead, 1)
+    at_least("data.eval_samples", data.eval_samples, 1)
     if data.max_bytes is not None:
-        _at_least("data.max_bytes", data.max_bytes, 1)
+        at_least("data.max_bytes", data.max_bytes, 1)
 
 
 def _check_train(config: Config) -> None:
     train = config.train
     for key in ("tokens", "batch_size", "accumulation"):
-        _at_least(f"train.{key}", getattr(train, key), 1)
+        at_least(f"train.{key}", getattr(train, key), 1)
     check_pass("train.batch_size", train.batch_size, config.data.seq_len)
     check_pass("eval.batch_size", config.eval.batch_size, config.data.seq_len)
-    _above("train.lr", train.lr, 0.0)
-    _above("train.grad_clip", train.grad_clip, 0.0)
-    _between("train.min_lr_share", train.min_lr_share, 0.0, 1.0)
+    above("train.lr", train.lr, 0.0)
+    above("train.grad_clip", train.grad_clip, 0.0)
+    between("train.min_lr_share", train.min_lr_share, 0.0, 1.0)
     for key in ("warmup_tokens", "weight_decay", "rejoin_warmup_steps"):
-        _at_least(f"train.{key}", getattr(train, key), 0)
-    _share_below_one("train.beta1", train.beta1)
-    _share_below_one("train.beta2", train.beta2)
-    _share_below_one("train.muon_momentum", train.muon_momentum)
-    _one_of("train.optimizer", train.optimizer, OPTIMIZERS)
-    _one_of("train.precision", train.precision, PRECISIONS)
+        at_least(f"train.{key}", getattr(train, key), 0)
+    share_below_one("train.beta1", train.beta1)
+    share_below_one("train.beta2", train.beta2)
+    share_below_one("train.muon_momentum", train.muon_momentum)
+    one_of("train.optimizer", train.optimizer, OPTIMIZERS)
+    one_of("train.precision", train.precision, PRECISIONS)
 
 
 FOLLOWING: dict[str, object] = {
@@ -163,7 +172,7 @@ FOLLOWING: dict[str, object] = {
 
 
 def _check_algo(config: Config) -> None:
-    _one_of("algo", config.algo, ALGORITHMS)
+    one_of("algo", config.algo, ALGORITHMS)
     if config.algo != "data_parallel":
         if config.diloco.adopt == "keep":
             raise ConfigError("diloco.adopt", "keep", f"rebase, overwrite or mix is needed when algo={config.algo}")
@@ -199,18 +208,18 @@ def _check_pool(key: str, name: str, pool: PoolConfig) -> None:
     if not name or any(c in name for c in "/\\\n\0"):
         raise ConfigError("pools", name, "a name without slashes is needed")
     if pool.learners is not None:
-        _at_least(f"{key}.learners", pool.learners, 0)
-    _above(f"{key}.cpus_per_learner", pool.cpus_per_learner, 0.0)
-    _at_least(f"{key}.gpus_per_learner", pool.gpus_per_learner, 0.0)
+        at_least(f"{key}.learners", pool.learners, 0)
+    above(f"{key}.cpus_per_learner", pool.cpus_per_learner, 0.0)
+    at_least(f"{key}.gpus_per_learner", pool.gpus_per_learner, 0.0)
     for resource in ("cpus_per_learner", "gpus_per_learner"):
-        _whole_above_one(f"{key}.{resource}", getattr(pool, resource))
+        whole_above_one(f"{key}.{resource}", getattr(pool, resource))
     if pool.batch_size is not None:
-        _at_least(f"{key}.batch_size", pool.batch_size, 1)
+        at_least(f"{key}.batch_size", pool.batch_size, 1)
     if pool.accumulation is not None:
-        _at_least(f"{key}.accumulation", pool.accumulation, 1)
+        at_least(f"{key}.accumulation", pool.accumulation, 1)
     if pool.precision is not None:
-        _one_of(f"{key}.precision", pool.precision, PRECISIONS)
-    _at_least(f"{key}.slowdown", pool.slowdown, 1.0)
+        one_of(f"{key}.precision", pool.precision, PRECISIONS)
+    at_least(f"{key}.slowdown", pool.slowdown, 1.0)
 
 
 def _check_diloco(config: Config) -> None:
@@ -220,66 +229,52 @@ def _check_diloco(config: Config) -> None:
     that a fragment is back before it is due again. τ = 0 has no meaning for learners that never wait.
     """
     diloco = config.diloco
-    _at_least("diloco.sync_interval", diloco.sync_interval, 1)
-    _int_range("diloco.fragments", diloco.fragments, 1, diloco.sync_interval, "diloco.sync_interval")
+    at_least("diloco.sync_interval", diloco.sync_interval, 1)
+    int_range("diloco.fragments", diloco.fragments, 1, diloco.sync_interval, "diloco.sync_interval")
     fewest = 0 if diloco.blocking else 1
-    _int_range("diloco.overlap_steps", diloco.overlap_steps, fewest, diloco.sync_interval, "diloco.sync_interval")
-    _int_range("diloco.min_quorum", diloco.min_quorum, 1, config.learners, "learners")
-    _between("diloco.grace_safety", diloco.grace_safety, 0.0, 1.0)
-    _at_least("diloco.ring_versions", diloco.ring_versions, 1)
-    _one_of("diloco.codec_up", diloco.codec_up, CODECS)
-    _one_of("diloco.codec_down", diloco.codec_down, CODECS)
+    int_range("diloco.overlap_steps", diloco.overlap_steps, fewest, diloco.sync_interval, "diloco.sync_interval")
+    int_range("diloco.min_quorum", diloco.min_quorum, 1, config.learners, "learners")
+    between("diloco.grace_safety", diloco.grace_safety, 0.0, 1.0)
+    at_least("diloco.ring_versions", diloco.ring_versions, 1)
+    one_of("diloco.codec_up", diloco.codec_up, CODECS)
+    one_of("diloco.codec_down", diloco.codec_down, CODECS)
     if diloco.codec_block not in CODEC_BLOCKS:
         allowed = f"a power of two from {CODEC_BLOCKS[0]} to {CODEC_BLOCKS[-1]} is needed"
         raise ConfigError("diloco.codec_block", diloco.codec_block, allowed)
-    _one_of("diloco.adopt", diloco.adopt, ADOPTIONS)
+    one_of("diloco.adopt", diloco.adopt, ADOPTIONS)
     if diloco.error_feedback and diloco.adopt in ("rebase", "keep"):
         allowed = f"false is needed when diloco.adopt={diloco.adopt}, which keeps what a codec leaves out anyway"
         raise ConfigError("diloco.error_feedback", diloco.error_feedback, allowed)
-    _one_of("diloco.late", diloco.late, LATE_RULES)
-    _one_of("diloco.merge", diloco.merge, MERGE_RULES)
-    _one_of("diloco.outer", diloco.outer, OUTER_RULES)
-    _one_of("diloco.last_round", diloco.last_round, LAST_ROUNDS)
-    _at_least("diloco.guard_z", diloco.guard_z, 0.0)
-    _between("diloco.mix_alpha", diloco.mix_alpha, 0.0, 1.0)
-    _above("diloco.outer_lr", diloco.outer_lr, 0.0)
-    _share_below_one("diloco.outer_momentum", diloco.outer_momentum)
+    one_of("diloco.late", diloco.late, LATE_RULES)
+    one_of("diloco.merge", diloco.merge, MERGE_RULES)
+    one_of("diloco.outer", diloco.outer, OUTER_RULES)
+    one_of("diloco.last_round", diloco.last_round, LAST_ROUNDS)
+    at_least("diloco.guard_z", diloco.guard_z, 0.0)
+    at_least("diloco.most_garbage", diloco.most_garbage, 0)
+    between("diloco.mix_alpha", diloco.mix_alpha, 0.0, 1.0)
+    above("diloco.outer_lr", diloco.outer_lr, 0.0)
+    share_below_one("diloco.outer_momentum", diloco.outer_momentum)
     for key in ("average", "average_last"):
-        _between(f"diloco.{key}", getattr(diloco, key), 0.0, 1.0)
-    _between("diloco.rda_threshold", diloco.rda_threshold, 0.0, 1.0)
+        between(f"diloco.{key}", getattr(diloco, key), 0.0, 1.0)
+    between("diloco.rda_threshold", diloco.rda_threshold, 0.0, 1.0)
     for key in ("round_deadline_s", "final_deadline_s", "journal_retry_s", "hang_min_s", "hang_steps"):
-        _above(f"diloco.{key}", getattr(diloco, key), 0.0)
-
-
-def _check_chaos(config: Config) -> None:
-    for i, fault in enumerate(config.chaos.faults):
-        _check_fault(f"chaos.faults[{i}]", fault, config)
-
-
-def _check_fault(key: str, fault: Fault, config: Config) -> None:
-    _one_of(f"{key}.kind", fault.kind, FAULT_KINDS)
-    if fault.kind == "kill_syncer":
-        _one_of(f"{key}.target", fault.target, ("", "syncer"))
-    else:
-        _one_of(f"{key}.target", fault.target, config.learner_ids)
-    _between(f"{key}.at", fault.at, 0.0, 1.0)
-    _at_least(f"{key}.seconds", fault.seconds, 0.0)
+        above(f"diloco.{key}", getattr(diloco, key), 0.0)
 
 
 def _check_rest(config: Config) -> None:
-    _at_least("syncer.cpus", config.syncer.cpus, 0.0)
-    _whole_above_one("syncer.cpus", config.syncer.cpus)
-    _one_of("tracking.kind", config.tracking.kind, TRACKERS)
-    _one_of("tracking.mode", config.tracking.mode, TRACKING_MODES)
+    at_least("syncer.cpus", config.syncer.cpus, 0.0)
+    whole_above_one("syncer.cpus", config.syncer.cpus)
+    one_of("tracking.kind", config.tracking.kind, TRACKERS)
+    one_of("tracking.mode", config.tracking.mode, TRACKING_MODES)
     for key in ("every_tokens", "batch_size", "sample_tokens"):
-        _at_least(f"eval.{key}", getattr(config.eval, key), 1)
-    _at_least("checkpoint.snapshot_every_merges", config.checkpoint.snapshot_every_merges, 1)
-    _at_least("checkpoint.keep", config.checkpoint.keep, 1)
+        at_least(f"eval.{key}", getattr(config.eval, key), 1)
+    at_least("checkpoint.snapshot_every_merges", config.checkpoint.snapshot_every_merges, 1)
+    at_least("checkpoint.keep", config.checkpoint.keep, 1)
     for key in ("most_failed_starts", "final_tries", "most_failures"):
-        _at_least(f"supervisor.{key}", getattr(config.supervisor, key), 1)
+        at_least(f"supervisor.{key}", getattr(config.supervisor, key), 1)
     for field in dataclasses.fields(config.supervisor):
         if field.name.endswith("_s"):
-            _above(f"supervisor.{field.name}", getattr(config.supervisor, field.name), 0.0)
+            above(f"supervisor.{field.name}", getattr(config.supervisor, field.name), 0.0)
 
 
 def _check_finite(config: Config) -> None:
@@ -300,46 +295,6 @@ def _leaves(node: object, key: str) -> Iterator[tuple[str, object]]:
             yield from _leaves(item, f"{key}[{i}]")
     else:
         yield key, node
-
-
-def _one_of(key: str, value: str, allowed: Collection[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(key, value, f"allowed are {', '.join(a or 'empty' for a in allowed)}")
-
-
-def _at_least(key: str, value: float, least: float) -> None:
-    if value < least:
-        raise ConfigError(key, value, f"at least {least} is needed")
-
-
-def _above(key: str, value: float, bound: float) -> None:
-    if value <= bound:
-        raise ConfigError(key, value, f"more than {bound:g} is needed")
-
-
-def _whole_above_one(key: str, amount: float) -> None:
-    if amount > 1 and amount != int(amount):
-        raise ConfigError(key, amount, "Ray gives out fractions below 1 and whole numbers above")
-
-
-def _between(key: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(key, value, f"allowed is {low:g} to {high:g}")
-
-
-def _open_interval(key: str, value: float, low: float, high: float) -> None:
-    if not low < value < high:
-        raise ConfigError(key, value, f"allowed is more than {low:g} and less than {high:g}")
-
-
-def _share_below_one(key: str, value: float) -> None:
-    if not 0.0 <= value < 1.0:
-        raise ConfigError(key, value, "allowed is 0 or more and less than 1")
-
-
-def _int_range(key: str, value: int, low: int, high: int, high_key: str) -> None:
-    if not low <= value <= high:
-        raise ConfigError(key, value, f"allowed are {low} to {high_key}={high}")
 
 
 def _local_exists(key: str, path: str) -> None:

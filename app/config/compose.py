@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from app.config.chaos import Fault
 from app.config.check import check
 from app.config.error import ConfigError
 from app.config.help import find_key, group_options, known_keys
 from app.config.pools import PoolConfig, sizes_of
-from app.config.schema import LEARNING_RATES, Config, Fault, TrainConfig
+from app.config.schema import LEARNING_RATES, Config, TrainConfig
 from app.diloco.outer_defaults import outer_defaults
 
 if TYPE_CHECKING:  # hydra and omegaconf are imported where they are used: actors need only the schema

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+from app.config.chaos import ChaosConfig
 from app.config.pools import PoolConfig, SyncerConfig, sizes_of
 from app.diloco.settings import DilocoSettings
 
@@ -19,7 +20,6 @@ LEARNING_RATES = {"muon": 12e-3, "adamw": 4e-3}
 OPTIMIZERS = tuple(LEARNING_RATES)
 PRECISIONS = ("auto", "fp32", "bf16")
 RESUME_RULES = ("never", "auto")
-FAULT_KINDS = ("kill", "freeze", "kill_syncer")
 TRACKERS = ("none", "wandb")
 TRACKING_MODES = ("offline", "online")
 
@@ -141,28 +141,6 @@ class Pool:
     settings: PoolConfig
     train: TrainConfig
     """The inner loop, with what the pool says of it."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One fault that the run does to itself."""
-
-    kind: str = "kill"
-    """kill (SIGKILL of a learner's process), freeze (SIGSTOP, later SIGCONT) or kill_syncer."""
-    target: str = ""
-    """The learner it strikes, for example learner-1; empty for kill_syncer."""
-    at: float = 0.4
-    """When: share of the token budget that has been processed, 0 to 1."""
-    seconds: float = 20.0
-    """How long a freeze lasts."""
-
-
-@dataclass(frozen=True)
-class ChaosConfig:
-    """Faults that the run does to itself, to show or to test recovery."""
-
-    faults: list[Fault] = field(default_factory=list)
-    """The faults, each with kind, target, at and seconds."""
 
 
 @dataclass(frozen=True)

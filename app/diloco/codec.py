@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 
+import numpy as np
 from torch import Tensor
 
 from app.diloco.codecs.base import Codec, as_fp32
 from app.diloco.codecs.blocks import BLOCK_CODECS, BlockCodec
 from app.diloco.codecs.floats import Bf16, Fp32
+from app.diloco.messages import Payload
 from app.diloco.settings import CODECS
 
 __all__ = ["Codec", "digest", "get_codec"]
@@ -28,6 +30,11 @@ def get_codec(name: str, block: int | None = None) -> Codec:
     if name not in CODECS:
         raise ValueError(f"unknown codec {name!r}, allowed: {', '.join(CODECS)}")
     return Fp32() if name == "fp32" else Bf16()
+
+
+def payload_digest(payload: Payload) -> str:
+    """SHA-256 of an encoded value, in hex. Raises TypeError or ValueError for what is no array of bytes."""
+    return hashlib.sha256(payload.view(np.uint8).data).hexdigest()
 
 
 def digest(x: Tensor) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.diloco.events import Arrived
 from app.diloco.job import Answer
-from app.diloco.joining import known
+from app.diloco.joining import known, leave
 from app.diloco.machine import Machine
 from app.diloco.members import Member
 from app.diloco.merging import take_answer
@@ -20,6 +20,7 @@ def reported(machine: Machine, report: Report, now: float) -> None:
     member = known(machine, report.sender)
     if member is not None and not _take(machine, member, report, now):
         machine.refuse(Refusal.CORRUPT, member.learner, seq=report.seq)
+        _count_garbage(machine, member)
 
 
 def arrived(machine: Machine, event: Arrived, now: float) -> None:
@@ -45,10 +46,20 @@ def arrived(machine: Machine, event: Arrived, now: float) -> None:
         meant = round_ is not None and given.round == round_.id and given.sender.epoch == machine.epoch
         if round_ is not None and meant and not round_.answered(learner):
             round_.gone.add(learner)
+        if refusal is Refusal.CORRUPT:
+            _count_garbage(machine, member)
         return
+    member.garbage = 0
     assert round_ is not None  # refused otherwise
     assert event.delta is not None
     take_answer(machine, round_, Answer(given, event.delta, now), now)
+
+
+def _count_garbage(machine: Machine, member: Member) -> None:
+    """Who keeps sending garbage is fenced off: what is wrong with its process goes with it."""
+    member.garbage += 1
+    if member.garbage == machine.settings.most_garbage:
+        leave(machine, member.learner, member.incarnation, "garbage")
 
 
 def _take(machine: Machine, member: Member, report: Report, now: float) -> bool:

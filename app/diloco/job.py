@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from app.diloco.average import average_weight, averaged
-from app.diloco.codec import Codec, digest, get_codec
+from app.diloco.codec import Codec, digest, get_codec, payload_digest
 from app.diloco.fragments import Fragment, Layout
 from app.diloco.merge import finite_norm, merge_fragment, token_weight
 from app.diloco.messages import Contained, Contribution, Payload
@@ -147,13 +147,15 @@ def contained_in(answer: Answer, version: int, weight: float) -> Contained:
 
 
 def decode_contribution(contribution: Contribution, numel: int, block: int) -> torch.Tensor | None:
-    """The decoded d, fp32 [numel], or None when the payload is garbage (size, codec, NaN, Inf).
+    """The decoded d, fp32 [numel], or None when the payload is garbage (digest, size, codec, NaN, Inf).
 
     `block` is the block size of the codecs that have one (`codec_block`).
 
     ‖d‖² must be finite in fp32 too: what is larger would overflow in the outer step and poison Θ.
     """
     try:
+        if payload_digest(contribution.payload) != contribution.digest:
+            return None
         delta = get_codec(contribution.codec, block).decode(contribution.payload, numel)
     except (ValueError, TypeError, AttributeError):  # whatever else may stand where an array should
         return None

@@ -24,6 +24,8 @@ class Member:
     """Its usual step time."""
     last_merged_at: float | None = None
     announced_first_merge: bool = False
+    garbage: int = 0
+    """Messages in a row that no working learner can have sent."""
 
     @property
     def step_time(self) -> float:

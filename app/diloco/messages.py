@@ -93,6 +93,8 @@ class Contribution:
     c_tokens: int
     codec: str
     payload: Payload
+    digest: str
+    """Of the payload: what a network or a memory garbles is still a number, and would be merged."""
     report: Report
     """The counters at the moment of capture."""
 

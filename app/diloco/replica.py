@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from app.diloco.codec import digest, get_codec
+from app.diloco.codec import digest, get_codec, payload_digest
 from app.diloco.feedback import feedback_for
 from app.diloco.fragments import Layout, gather, scatter_
 from app.diloco.held import Held
@@ -148,6 +148,7 @@ class Replica:
             c_tokens=capture.c_tokens,
             codec=self._codec.name,
             payload=payload,
+            digest=payload_digest(payload),
             report=report,
         )
 

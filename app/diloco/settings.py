@@ -63,6 +63,8 @@ class DilocoSettings:
     """Norm of the mean direction under which a merge falls back from RDA to the weighted mean."""
     guard_z: float = 8.0
     """Highest robust z-score of a contribution's norm among those of its fragment; above it is refused. 0: no guard."""
+    most_garbage: int = 16
+    """Garbage messages in a row after which a learner is fenced off, and another process replaces it. 0: never."""
     round_deadline_s: float = 30.0
     """Seconds after which a round closes with what it has, or is given up when that is under its quorum."""
     final_deadline_s: float = 20.0

@@ -1,18 +1,71 @@
-"""When the faults of the `chaos` group strike: a pure schedule by global progress."""
+"""When the faults of the `chaos` group strike, and whom: a pure, seeded schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import random
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from app.config import Fault
+from app.config import CORRUPTIONS, ChaosConfig, Fault
+
+HOUR_S = 3600.0
 
 
-def due_faults(faults: Sequence[Fault], struck: Collection[int], tokens: int, budget: int) -> list[int]:
-    """Places in the list of the faults whose moment has come and that have not struck yet."""
-    return [i for i, fault in enumerate(faults) if i not in struck and tokens >= fault.at * budget]
+@dataclass(frozen=True)
+class Planned:
+    """A fault of the schedule."""
+
+    id: str
+    """Its place in the list, or its kind and number: the tape knows it by this."""
+    fault: Fault
 
 
-def struck_faults(events: Sequence[dict[str, Any]]) -> set[int]:
+class FaultPlan:
+    """The faults of one run: those of the list, and at every rate a Poisson process of its own."""
+
+    def __init__(self, chaos: ChaosConfig, budget: int):
+        self._chaos, self._budget = chaos, budget
+        self._moments = {kind: _moments(kind, rate, chaos.seed) for kind, rate in chaos.rates.items()}
+        self._next = {kind: next(moments) for kind, moments in self._moments.items()}
+        self._drawn: list[Planned] = []
+
+    def due(self, struck: Collection[str], tokens: int, merging_s: float | None) -> list[Planned]:
+        """What should have struck by now and has not; `merging_s`: seconds since the first merge, None before it."""
+        due = []
+        for i, fault in enumerate(self._chaos.faults):
+            by_time = fault.at_s is not None
+            late = merging_s is not None and fault.at_s is not None and merging_s >= fault.at_s
+            if str(i) not in struck and (late if by_time else tokens >= fault.at * self._budget):
+                due.append(Planned(str(i), fault))
+        self._draw(-1.0 if merging_s is None else merging_s)
+        return due + [planned for planned in self._drawn if planned.id not in struck]
+
+    def _draw(self, merging_s: float) -> None:
+        for kind, moments in self._moments.items():
+            while self._next[kind] <= merging_s:
+                number = sum(planned.fault.kind == kind for planned in self._drawn)
+                chance = random.Random(f"{self._chaos.seed}/{kind}/{number}")
+                how = chance.choice(CORRUPTIONS) if kind == "corrupt" else ""
+                fault = Fault(kind, at_s=self._next[kind], seconds=self._chaos.seconds, how=how)
+                self._drawn.append(Planned(f"{kind}-{number}", fault))
+                self._next[kind] = next(moments)
+
+    def victim(self, planned: Planned, well: Sequence[str]) -> str | None:
+        """Whom it strikes of those that are well; None when there is nobody it may strike now."""
+        if planned.fault.target:
+            return planned.fault.target if planned.fault.target in well else None
+        return random.Random(f"{self._chaos.seed}/{planned.id}").choice(sorted(well)) if well else None
+
+
+def _moments(kind: str, rate: float, seed: int) -> Iterator[float]:
+    """Seconds after the first merge."""
+    chance, at = random.Random(f"{seed}/{kind}"), 0.0
+    while True:
+        at += chance.expovariate(rate / HOUR_S)
+        yield at
+
+
+def struck_faults(events: Sequence[dict[str, Any]]) -> set[str]:
     """Faults of the schedule that the tape knows of: a restarted supervisor or a resumed run does not repeat them."""
-    return {event["index"] for event in events if event["kind"] == "fault" and event.get("index") is not None}
+    return {event["id"] for event in events if event["kind"] == "fault" and event.get("id") is not None}

@@ -1,7 +1,7 @@
 """A run's facts, read from its event tape: what the summary is made of. Pure.
 
 Events used (all with `at`, unix time): run_started, run_ended, placed, learner (a sample of its counters), join,
-first_merge, leave, merge, fault, syncer_started, syncer (a sample), finish, final.
+first_merge, leave, merge, fault, back, syncer_started, syncer (a sample), finish, final.
 """
 
 from __future__ import annotations
@@ -117,6 +117,10 @@ class History:
         kind, target = fault["fault"], fault["target"]
         if target == "syncer":
             return self._syncer_recovery(fault)
+        if target in ("ledger", "supervisor", "disk"):
+            merged = _first(self.of("merge"), fault["ends_at"]) if target == "disk" else None
+            well = merged or _first(self.of("back"), fault["struck_at"], target=target)
+            return Recovery(kind, target, {}, None if well is None else well["at"] - fault["struck_at"])
         struck = float(fault["struck_at"])
         incarnation = fault["incarnation"]
         joins = (e for e in self.of("join") if e["learner"] == target and e["incarnation"] > incarnation)

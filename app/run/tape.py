@@ -8,8 +8,12 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
+
+WAITING = 10_000
+"""Events that are kept while the disk is full; of more, the oldest are lost."""
 
 
 class Tape:
@@ -25,6 +29,8 @@ class Tape:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         size = os.fstat(self._file).st_size
         self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
+        self._waiting: deque[bytes] = deque(maxlen=WAITING)
+        """Lines that could not be written."""
         first = next(iter(read(path)[0]), None) if size else None
         self._start: float | None = float(first["at"]) if first else None
 
@@ -35,19 +41,25 @@ class Tape:
 
         Raises:
             TypeError: a field that JSON can't hold.
-            OSError: the disk is full or gone; the next event starts on a line of its own.
+            OSError: the disk is full or gone; the event is kept and written before the next one.
         """
         at = fields.pop("at", None) or time.time()
         with self._lock:
             self._start = at if self._start is None else self._start
             event = {"kind": kind, "at": at, "t": at - self._start, **fields}
-            line = (json.dumps(finite(event), allow_nan=False) + "\n").encode()
-            if self._torn:
-                line = b"\n" + line
-            written = os.write(self._file, line)
-            self._torn = written < len(line)
-            if self._torn:
-                raise OSError(errno.ENOSPC, "an event was cut short")
+            self._waiting.append((json.dumps(finite(event), allow_nan=False) + "\n").encode())
+            while self._waiting:
+                self._put(self._waiting[0])
+                self._waiting.popleft()
+
+    def _put(self, line: bytes) -> None:
+        if self._torn:
+            line = b"\n" + line
+        written = os.write(self._file, line)
+        if written < len(line):
+            self._torn = True
+            raise OSError(errno.ENOSPC, "an event was cut short")
+        self._torn = False
 
     def close(self) -> None:
         """Give the file back."""

@@ -6,8 +6,7 @@ import contextlib
 
 import psutil
 
-RAYLET = "RAY_RAYLET_PID"
-"""Environment variable of everything that a raylet starts."""
+from actors.preload import RAYLET
 
 
 def below(root: int | None = None) -> list[psutil.Process]:

@@ -195,7 +195,7 @@ def test_garbage_is_refused_and_harms_nothing(run):
     syncer = run.syncer()
     sender = Sender(run.spec.run_id, syncer.epoch, "learner-0", run.learner("learner-0").incarnation)
     nothing = Report(sender, 10**9, 0, 0, 0, 0, 0.1, 1.0, (0, 0), ({}, {}), (0, 0))
-    garbage = Contribution(sender, 0, 10**9, 0, 1, 64, "fp32", np.zeros(3, np.uint8), nothing)
+    garbage = Contribution(sender, 0, 10**9, 0, 1, 64, "fp32", np.zeros(3, np.uint8), "", nothing)
     stale = replace(sender, incarnation=0)
     foreign = replace(sender, run_id="another")
     for bad in (replace(garbage, sender=stale), replace(garbage, sender=foreign)):

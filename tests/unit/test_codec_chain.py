@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from app.diloco.agenda import Pace
-from app.diloco.codec import digest, get_codec
+from app.diloco.codec import digest, get_codec, payload_digest
 from app.diloco.codecs.blocks import BLOCK_CODECS
 from app.diloco.durable import first_state, restore
 from app.diloco.fragments import TensorSpec, build_layout
@@ -222,5 +222,7 @@ def test_a_contribution_of_the_wrong_length_or_with_an_infinite_scale_is_garbage
     infinite = given.payload.copy()
     infinite[:2] = np.frombuffer(np.uint16(0x7F80).tobytes(), np.uint8)
     for payload in (given.payload[:-1], np.append(given.payload, np.uint8(0)), infinite):
-        assert decode_contribution(replace(given, payload=payload), numel, BLOCK) is None
+        sealed = replace(given, payload=payload, digest=payload_digest(payload))
+        assert decode_contribution(sealed, numel, BLOCK) is None
+    assert decode_contribution(replace(given, payload=given.payload ^ np.uint8(1)), numel, BLOCK) is None
     assert decode_contribution(replace(given, codec="fp32"), numel, BLOCK) is None

@@ -132,7 +132,7 @@ REFUSED = [
         "chaos.faults[0].target=learner-1",
         "learner-0",
     ),
-    (["chaos.faults=[{kind: explode}]"], "chaos.faults[0].kind=explode", "kill, freeze, kill_syncer"),
+    (["chaos.faults=[{kind: explode}]"], "chaos.faults[0].kind=explode", "kill, kill_worker, freeze"),
     (["chaos.faults=[{target: learner-0, at: 2}]"], "chaos.faults[0].at=2", "0 to 1"),
     (["chaos.faults=[{when: 1}]"], "chaos.faults.when=", "when"),
     (["chaos.faults=[{at: noon}]"], "chaos.faults.at=", "noon"),

@@ -35,7 +35,7 @@ def first_merge(at: float, incarnation: int, learner: str = "learner-0") -> Even
 
 
 def fault(at: float, kind: str, target: str = "learner-0", incarnation: int = 1, lasts: float = 0.0) -> Event:
-    fields = {"fault": kind, "target": target, "incarnation": incarnation, "index": 0}
+    fields = {"fault": kind, "target": target, "incarnation": incarnation, "id": "0"}
     return event(at, "fault", **fields, struck_at=at, ends_at=at + lasts)
 
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from app.diloco.codec import payload_digest
 from app.diloco.events import (
     Published,
     Reported,
 )
-from app.diloco.messages import Contribution
+from app.diloco.messages import Contribution, Payload
 from app.diloco.settings import CODECS
 from tests.unit.tiny import Hand, opened
 
@@ -125,6 +126,10 @@ def test_a_base_that_left_the_ring_is_stale() -> None:
     assert hand.replicas["b"].fragments[0].version == 2
 
 
+def resealed(given: Contribution, payload: Payload) -> Contribution:
+    return replace(given, payload=payload, digest=payload_digest(payload))
+
+
 def corrupt(given: Contribution, how: str) -> Contribution:
     numel = given.payload.size // 4
     payloads = {
@@ -134,8 +139,11 @@ def corrupt(given: Contribution, how: str) -> Contribution:
         "size": np.zeros(numel - 1, np.float32),
     }
     if how in payloads:
-        return replace(given, payload=payloads[how].view(np.uint8))
+        return resealed(given, payloads[how].view(np.uint8))
     changes = {
+        "flipped": {"payload": given.payload ^ np.uint8(1)},
+        "digest": {"digest": "0" * 64},
+        "no digest": {"digest": ""},
         "codec": {"codec": "int1"},
         "steps": {"c_steps": 3},
         "negative": {"c_steps": -1},
@@ -150,7 +158,23 @@ def corrupt(given: Contribution, how: str) -> Contribution:
 
 @pytest.mark.parametrize(
     "how",
-    ["nan", "inf", "overflow", "size", "codec", "steps", "negative", "tokens", "future", "past", "report", "fate"],
+    [
+        "flipped",
+        "digest",
+        "no digest",
+        "nan",
+        "inf",
+        "overflow",
+        "size",
+        "codec",
+        "steps",
+        "negative",
+        "tokens",
+        "future",
+        "past",
+        "report",
+        "fate",
+    ],
 )
 def test_garbage_is_refused_and_harms_nothing(how: str) -> None:
     hand = opened()
