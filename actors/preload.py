@@ -31,6 +31,8 @@ RAYLET = "RAY_RAYLET_PID"
 """Environment variable of every process that a raylet starts, directly or not."""
 DRIVERS = "DILOCO_PRELOADER"
 """Environment variable with the socket of a preloader that the driver of this Ray has forked from itself."""
+START_CPU = "DILOCO_START_CPU_S"
+"""Environment variable with the CPU seconds that a forked worker has cost before its fork."""
 CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch looks for GPUs without using them: a fork of a process that used one can't."""
 OWN = ("RAY_JOB_ID", "RAY_CLIENT_MODE")
@@ -42,6 +44,11 @@ HEADER = struct.Struct("!I")
 
 class Unavailable(Exception):
     """No preloader can be had."""
+
+
+def cpu_s() -> float:
+    """CPU seconds that this process has cost, its start included."""
+    return time.process_time() + float(os.environ.get(START_CPU, "0"))
 
 
 def py_executable() -> str:
@@ -129,7 +136,8 @@ def _spawn(path: str, raylet: str) -> None:
 
 def _asked(connection: socket.socket, arguments: list[str]) -> int | None:
     """A pidfd of the worker; None when the preloader has gone."""
-    request = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+    environment = {**os.environ, START_CPU: f"{time.process_time():.3f}"}
+    request = {"arguments": arguments, "environment": environment, "folder": os.getcwd()}
     body = json.dumps(request).encode()
     connection.settimeout(ANSWER_S)
     try:

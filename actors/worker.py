@@ -23,6 +23,7 @@ from actors.feed import Feed
 from actors.learner import LearnerStatus
 from actors.link import Link, join
 from actors.peers import Peers
+from actors.preload import cpu_s
 from actors.sabotage import Sabotage
 from actors.spec import RunSpec
 from app.diloco.fragments import build_layout, specs_of
@@ -119,7 +120,7 @@ class Worker:
         self._timeline["built"] = time.time()
         self._state = "joining"
         token = uuid.uuid4().hex
-        hello = Hello(spec.run_id, self._learner, layout.hash, self._pool.name, token, dict(self._timeline))
+        hello = Hello(spec.run_id, self._learner, layout.hash, self._pool.name, token, dict(self._timeline), cpu_s())
         welcome = join(spec, hello, self._stop)
         if welcome is None:
             return

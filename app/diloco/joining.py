@@ -56,7 +56,8 @@ def admit(machine: Machine, token: str, now: float) -> None:
     machine.members[learner] = member
     machine.books.open(learner, incarnation, hello.pool, hello.token)
     machine.out.append(Grant(token, _welcome(machine, member)))
-    machine.note("join", learner=learner, incarnation=incarnation, pool=hello.pool, timeline=dict(hello.timeline))
+    start = {"timeline": dict(hello.timeline), "cpu_s": hello.cpu_s}
+    machine.note("join", learner=learner, incarnation=incarnation, pool=hello.pool, **start)
 
 
 def deny(machine: Machine, token: str) -> None:

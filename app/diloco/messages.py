@@ -152,6 +152,8 @@ class Hello:
     """Unique per process: the same hello delivered twice gives one incarnation."""
     timeline: dict[str, float] = field(default_factory=dict)
     """Unix times of the process' start-up phases."""
+    cpu_s: float = 0.0
+    """CPU seconds that the process has used by now."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The parts of `quality.py`: its rows, its finished runs, its figures and its report."""

@@ -1,0 +1,148 @@
+"""The runs of a storm: the command line as a user has it, in a process of its own, watched from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from app.run import tape
+
+ROOT = Path(__file__).resolve().parents[3]
+KINDS = {
+    "kill": 50,
+    "freeze": 15,
+    "slow": 15,
+    "mute": 15,
+    "corrupt": 15,
+    "preempt": 10,
+    "kill_syncer": 6,
+    "freeze_syncer": 6,
+    "kill_supervisor": 6,
+    "kill_ledger": 6,
+    "fill_disk": 6,
+}
+"""Kind → its weight in the mix."""
+MARK = "DILOCO_STORM"
+"""Environment variable of everything that a run starts."""
+LEAVE_S = 20.0
+"""After so long nothing of a run may be left."""
+BARE_STARTS = 3
+BARE_START = (
+    "from app.config import load; from app.learning.model import build_model; c = load([]); "
+    "build_model(c.model, 257, c.data.seq_len, 1)"
+)
+"""What a process costs that imports torch and transformers and builds the model."""
+MEASURE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Storm:
+    """What is asked for."""
+
+    learners: int
+    seconds: int
+    kinds: tuple[str, ...]
+    rate: int
+    """Faults an hour."""
+    seed: int
+
+    @property
+    def overrides(self) -> list[str]:
+        """What the command line takes, faults included."""
+        total = sum(KINDS[kind] for kind in self.kinds)
+        rates = [f"chaos.rates.{kind}={self.rate * KINDS[kind] / total:.3f}" for kind in self.kinds]
+        return [*rates, f"chaos.seed={self.seed}"]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended."""
+
+    folder: Path
+    code: int
+    left_behind: int
+    """Processes that were there a while later."""
+    bare_starts_s: tuple[float, ...]
+    """How long bare starts took, under the same load."""
+
+
+def train(storm: Storm, folder: Path, tokens: int, faults: bool) -> Finished:
+    """One run to its budget."""
+    mark = uuid.uuid4().hex
+    process = _start(storm, folder, [f"train.tokens={tokens}", *(storm.overrides if faults else [])], mark)
+    began, bare = time.monotonic(), []
+    while process.poll() is None:
+        if len(bare) < BARE_STARTS and time.monotonic() - began > storm.seconds * (len(bare) + 1) / (BARE_STARTS + 1):
+            bare.append(_bare_start())
+        time.sleep(1.0)
+    deadline = time.monotonic() + LEAVE_S
+    while (left := list(_marked(mark))) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    for each in left:
+        each.kill()
+    return Finished(folder, process.returncode, len(left), tuple(bare))
+
+
+def tokens_per_s(storm: Storm, folder: Path, most_s: float) -> float:
+    """How fast the machine trains when all learners do: a run that is stopped once it was measured."""
+    process = _start(storm, folder, ["train.tokens=1000000000", "eval.every_tokens=1000000000"], uuid.uuid4().hex)
+    path, deadline = folder / "events.jsonl", time.monotonic() + most_s + MEASURE_S
+    first: dict[str, float] = {}
+    try:
+        while process.poll() is None:
+            events = tape.read(path)[0]
+            joined = {event["learner"] for event in events if event["kind"] == "first_merge"}
+            merges = [event for event in events if event["kind"] == "merge"]
+            if merges and (len(joined) == storm.learners or time.monotonic() > deadline - MEASURE_S):
+                first = first or merges[-1]
+                if merges[-1]["at"] - first["at"] > MEASURE_S:
+                    return (merges[-1]["tokens"] - first["tokens"]) / (merges[-1]["at"] - first["at"])
+            time.sleep(0.5)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    raise RuntimeError(f"the run has ended before it was measured: {folder}.log")
+
+
+def _start(storm: Storm, folder: Path, overrides: list[str], mark: str) -> subprocess.Popen[bytes]:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "app.train", f"learners={storm.learners}", f"run.dir={folder}", *overrides]
+    with folder.with_suffix(".log").open("w") as log:
+        environment = {**os.environ, MARK: mark}
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def _marked(mark: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except psutil.Error:
+            continue
+
+
+def _bare_start() -> float:
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", BARE_START], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - began
+
+
+def summary_of(folder: Path) -> dict[str, object]:
+    """The run's figures."""
+    return dict(json.loads((folder / "summary.json").read_text()))
+
+
+def median(values: list[float]) -> float | None:
+    """None of nothing."""
+    return statistics.median(values) if values else None
