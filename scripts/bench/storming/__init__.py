@@ -1,1 +1,1 @@
-"""The parts of `quality.py`: its rows, its finished runs, its figures and its report."""
+"""The parts of `storm.py`: its runs, their figures and the picture."""

@@ -81,7 +81,8 @@ def train(storm: Storm, folder: Path, tokens: int, faults: bool) -> Finished:
     """One run to its budget."""
     mark = uuid.uuid4().hex
     process = _start(storm, folder, [f"train.tokens={tokens}", *(storm.overrides if faults else [])], mark)
-    began, bare = time.monotonic(), []
+    began = time.monotonic()
+    bare: list[float] = []
     while process.poll() is None:
         if len(bare) < BARE_STARTS and time.monotonic() - began > storm.seconds * (len(bare) + 1) / (BARE_STARTS + 1):
             bare.append(_bare_start())
