@@ -1,4 +1,7 @@
-"""Real faults, done by tasks on the node of their victim: signals, a slow clock, a lost node, a full disk."""
+"""Real faults, done on the node of their victim: signals, a slow clock, a lost node, a full disk.
+
+On the caller's own node at once, on others by a task there.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import errno
 import os
 import resource
 import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +27,44 @@ SMALL_DISK = 1 << 30
 """A file system up to this size is filled up; on a larger one processes are kept from writing files instead."""
 BALLOON = ".balloon"
 BALLOON_BYTES = 1 << 20
+TASK_S = 10.0
+"""A task on another node is waited for so long."""
 
 
-@ray.remote(num_cpus=0, max_retries=0)
-def _signal(pid: int, number: int) -> None:
-    os.kill(pid, number)
+def send_signal(node_id: str, pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process. Raises ProcessLookupError, RayError or TimeoutError, as all of these may."""
+    _there(node_id, os.kill, pid, int(number))
 
 
-@ray.remote(num_cpus=0, max_retries=0)
+def slow_down(node_id: str, pid: int, factor: float, seconds: float) -> None:
+    """From now on let a process run for one part in `factor` of the time only, for so many seconds."""
+    _there(node_id, _slow_in_background, pid, factor, seconds, wait=False)
+
+
+def kill_node(node_id: str) -> None:
+    """End another node's raylet, and with it all on that node."""
+    _there(node_id, _kill_raylet, wait=False)
+
+
+def fill_disk(node_id: str, folder: str, pids: Sequence[int], full: bool) -> None:
+    """Let these processes of that node write nothing to the folder any more, or again."""
+    _there(node_id, _fill_disk, folder, pids, full)
+
+
+def _there(node_id: str, do: Callable[..., None], *args: Any, wait: bool = True) -> None:
+    if node_id == ray.get_runtime_context().get_node_id():
+        do(*args)
+        return
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(do).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote(*args)
+    if wait:
+        ray.get(task, timeout=TASK_S)
+
+
+def _slow_in_background(pid: int, factor: float, seconds: float) -> None:
+    threading.Thread(target=_slow, args=(pid, factor, seconds), daemon=True).start()
+
+
 def _slow(pid: int, factor: float, seconds: float) -> None:
     end = time.monotonic() + seconds
     with contextlib.suppress(ProcessLookupError):
@@ -44,12 +78,10 @@ def _slow(pid: int, factor: float, seconds: float) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-@ray.remote(num_cpus=0, max_retries=0)
 def _kill_raylet() -> None:
     os.kill(int(os.environ[RAYLET]), signal.SIGKILL)
 
 
-@ray.remote(num_cpus=0, max_retries=0)
 def _fill_disk(folder: str, pids: Sequence[int], full: bool) -> None:
     disk = os.statvfs(folder)
     if disk.f_blocks * disk.f_frsize > SMALL_DISK:
@@ -69,27 +101,3 @@ def _fill_disk(folder: str, pids: Sequence[int], full: bool) -> None:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-
-
-def _there(node_id: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node_id, soft=False)
-
-
-def send_signal(node_id: str, pid: int, number: signal.Signals) -> Any:
-    """Send a signal to a process on that node. Returns the reference of the task that does it, as all of these do."""
-    return _signal.options(scheduling_strategy=_there(node_id)).remote(pid, int(number))
-
-
-def slow_down(node_id: str, pid: int, factor: float, seconds: float) -> Any:
-    """Let a process run for one part in `factor` of the time only, for so many seconds."""
-    return _slow.options(scheduling_strategy=_there(node_id)).remote(pid, factor, seconds)
-
-
-def kill_node(node_id: str) -> Any:
-    """End the node's raylet, and with it all on the node."""
-    return _kill_raylet.options(scheduling_strategy=_there(node_id)).remote()
-
-
-def fill_disk(node_id: str, folder: str, pids: Sequence[int], full: bool) -> Any:
-    """Let these processes of that node write nothing to the folder any more, or again."""
-    return _fill_disk.options(scheduling_strategy=_there(node_id)).remote(folder, pids, full)

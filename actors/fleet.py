@@ -21,8 +21,6 @@ from actors.syncer import Syncer
 
 _log = logging.getLogger(__name__)
 
-SIGNAL_TIMEOUT_S = 10.0
-
 
 class Fleet:
     """The actors of one run."""
@@ -101,9 +99,9 @@ class Fleet:
     def end_process(self, node_id: str, pid: int, handle: Any) -> None:
         """End an actor's process, even a stopped one, so that Ray starts it anew; its log says where it was."""
         try:
-            ray.get(send_signal(node_id, pid, HANG_SIGNAL), timeout=SIGNAL_TIMEOUT_S)
-            ray.get(send_signal(node_id, pid, signal.SIGKILL), timeout=SIGNAL_TIMEOUT_S)
-        except (RayError, TimeoutError, ProcessLookupError) as error:
+            send_signal(node_id, pid, HANG_SIGNAL)
+            send_signal(node_id, pid, signal.SIGKILL)
+        except (RayError, TimeoutError, OSError) as error:
             _log.info("no signal to %s on %s: %s", pid, node_id, error)
             ray.kill(handle, no_restart=False)
 

@@ -25,6 +25,8 @@ from app.run.tracking import NoTracker, Tracker, open_tracker
 _log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 10.0
+TELL_TIMEOUT_S = 1.0
+"""For what need not arrive now: watching the learners must not wait for a syncer that is being restarted."""
 
 
 class Monitor:
@@ -34,6 +36,8 @@ class Monitor:
         self._spec, self._fleet, self._lookout = spec, fleet, lookout
         self._tracker: Tracker = NoTracker()
         self._backlog: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._deaf_until = 0.0
+        """When (monotonic clock) the syncer is told the next thing, after it did not answer."""
         self._evaluating: tuple[Any, float] | None = None
         """The measurement under way, and until when (monotonic clock) it is waited for."""
         config = spec.config
@@ -53,16 +57,19 @@ class Monitor:
     def tell(self, method: str, *args: Any) -> None:
         """Call the syncer now or once it is back, in order; it may be called twice."""
         self._backlog.append((method, args))
-        while self._backlog and self.call(self._backlog[0][0], *self._backlog[0][1]):
-            self._backlog.popleft()
+        while self._backlog and time.monotonic() >= self._deaf_until:
+            if self.call(self._backlog[0][0], *self._backlog[0][1], timeout_s=TELL_TIMEOUT_S):
+                self._backlog.popleft()
+            else:
+                self._deaf_until = time.monotonic() + TELL_TIMEOUT_S
 
-    def call(self, method: str, *args: Any) -> bool:
+    def call(self, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> bool:
         """Call the syncer; False when it is away. One that was silent at the last look is not waited for."""
         syncer = None if SYNCER in self._lookout.silent else self._fleet.find(SYNCER)
         if syncer is None:
             return False
         try:
-            ray.get(getattr(syncer, method).remote(*args), timeout=CALL_TIMEOUT_S)
+            ray.get(getattr(syncer, method).remote(*args), timeout=timeout_s)
         except (RayError, TimeoutError) as error:
             _log.info("syncer.%s: %s", method, error)
             return False

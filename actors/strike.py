@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -24,9 +24,9 @@ from app.run.faults import FaultPlan, Planned, struck_faults
 
 _log = logging.getLogger(__name__)
 
-SIGNAL_TIMEOUT_S = 10.0
 DISK = "disk"
 LASTING = ("freeze", "slow", "mute", "corrupt", "preempt", "freeze_syncer", "fill_disk", "kill_site")
+DEADLY = ("kill", "kill_worker", "preempt", "kill_node", "kill_site")
 AT_ONCE = {"kill": signal.SIGKILL, "kill_worker": signal.SIGKILL, "freeze": signal.SIGSTOP, "preempt": signal.SIGTERM}
 AFTERWARDS = {
     "freeze": signal.SIGCONT,
@@ -44,6 +44,8 @@ class Striker:
         self._plan = FaultPlan(spec.config.chaos, spec.config.train.tokens)
         self._struck: set[str] = set()
         self._victims: set[tuple[str, int]] = set()
+        self._dead: set[tuple[str, int]] = set()
+        """Victims that are gone, although their last answer may still be there."""
         self._lasting: list[dict[str, Any]] = []
         """Events of faults that have not ended."""
         self._merging_since: float | None = None
@@ -114,7 +116,10 @@ class Striker:
         return [
             name
             for name, status in self._lookout.learners.items()
-            if name not in self._lookout.silent | struck and status.incarnation > 0 and status.node_id not in apart
+            if name not in self._lookout.silent | struck
+            and status.incarnation > 0
+            and (name, status.incarnation) not in self._dead
+            and status.node_id not in apart
         ]
 
     def _services(self) -> set[str]:
@@ -143,13 +148,13 @@ class Striker:
         handle = self._fleet.find(victim.learner)
         match fault.kind:
             case "slow":
-                slow_down(victim.node_id, victim.pid, fault.factor, fault.seconds)
+                self._try(slow_down, victim.node_id, victim.pid, fault.factor, fault.seconds)
             case "mute" if handle is not None:
                 handle.mute.remote(fault.seconds)
             case "corrupt" if handle is not None:
                 handle.corrupt.remote(fault.how or "flip", fault.seconds)
             case "kill_node":
-                kill_node(victim.node_id)
+                self._try(kill_node, victim.node_id)
             case _:
                 self._send(victim.node_id, victim.pid, AT_ONCE[fault.kind])
 
@@ -187,6 +192,8 @@ class Striker:
         }
         self._struck.add(planned.id)
         self._victims.add((target, incarnation))
+        if fault.kind in DEADLY:
+            self._dead.add((target, incarnation))
         self._monitor.note("fault", **event)
         if fault.kind in LASTING:
             self._lasting.append(event)
@@ -198,13 +205,14 @@ class Striker:
             self._send(event["node"], event["pid"], AFTERWARDS[event["fault"]])
 
     def _fill(self, node_id: str, pids: Sequence[int], full: bool) -> None:
-        self._wait_for(fill_disk(node_id, str(self._spec.checkpoints), pids, full), f"fill_disk {full}")
+        self._try(fill_disk, node_id, str(self._spec.checkpoints), pids, full)
 
     def _send(self, node_id: str, pid: int, number: signal.Signals) -> None:
-        self._wait_for(send_signal(node_id, pid, number), f"{number.name} to {pid}")
+        self._try(send_signal, node_id, pid, number)
 
-    def _wait_for(self, task: Any, what: str) -> None:
+    def _try(self, do: Callable[..., None], *args: Any) -> None:
+        """A victim may have gone by itself."""
         try:
-            ray.get(task, timeout=SIGNAL_TIMEOUT_S)
+            do(*args)
         except (RayError, OSError, TimeoutError) as error:
-            _log.warning("%s failed: %s", what, error)
+            _log.warning("%s%s failed: %s", do.__name__, args, error)

@@ -56,7 +56,6 @@ def draw(picture: Path, rough: Run, calm: Run) -> None:
 
 
 def _rows(axes: Any, rough: Run, start: float) -> None:
-    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     learners = rough.history.learners()
@@ -75,11 +74,14 @@ def _rows(axes: Any, rough: Run, start: float) -> None:
         else:
             axes.axvline(at, color="#555555", linewidth=0.8, linestyle="--")
             axes.text(at, len(learners) - 0.4, fault["fault"], rotation=40, fontsize=6, va="bottom")
-    marks = [
-        Line2D([], [], marker="o", linestyle="", color=FAULTS.get(kind, "#000000"), label=kind)
-        for kind in sorted(kinds)
-    ]
+    marks = [_dot(kind) for kind in sorted(kinds)]
     bars = [Patch(color=TRAINING, label="training"), Patch(color=AWAY, label="not")]
     axes.legend(handles=[*bars, *marks], fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.set_yticks(range(len(learners)), learners, fontsize=8)
     axes.set_ylim(-0.6, len(learners) + 0.9)
+
+
+def _dot(kind: str) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], marker="o", linestyle="", color=FAULTS.get(kind, "#000000"), label=kind)
