@@ -17,6 +17,7 @@ from app.learning.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from actors.spec import RunSpec
+    from app.diloco.messages import Payload
 
 
 HANG_SIGNAL = signal.SIGUSR1
@@ -60,6 +61,10 @@ class Learner:
     def status(self) -> LearnerStatus:
         """Counters and state now; never waits for a step."""
         return self._worker.status()
+
+    def moments(self) -> Payload | None:
+        """A recent copy of its optimizer state (`app.learning.moments`), uint8 [bytes]; never waits for a step."""
+        return self._worker.moments()
 
     def mute(self, seconds: float) -> None:
         """A fault: its messages to and from the syncer are lost for so long."""

@@ -18,16 +18,18 @@ from collections.abc import Callable, Sequence
 
 import ray
 import torch
+from ray.exceptions import RayError
 
 from actors.feed import Feed
 from actors.learner import LearnerStatus
-from actors.link import Link, join
+from actors.link import Link, find_syncer, join
 from actors.peers import Peers
 from actors.preload import cpu_s
+from actors.recovery import FRESH, Kept, recover
 from actors.sabotage import Sabotage
 from actors.spec import RunSpec
 from app.diloco.fragments import build_layout, specs_of
-from app.diloco.messages import Hello, Reply
+from app.diloco.messages import Hello, Payload, Reply, Welcome
 from app.diloco.replica import Replica
 from app.diloco.slot_wait import SlotWait
 from app.learning.data import load
@@ -59,11 +61,14 @@ class Worker:
         self._peers: Peers | None = None
         """The other learners, where gradients are shared with them."""
         self.sabotage = Sabotage()
+        self._fresh = True
+        """The optimizers had no state when this process began to step."""
         self._loss = float("nan")
         self._step_times: deque[float] = deque(maxlen=RECENT_STEPS)
         self._stepped = (0, 0.0)
         """Inner steps made, and the Unix time of the last one's end; replaced as one."""
         self._stop = threading.Event()
+        self._kept = Kept(spec, learner, self._stop)
         self._finish = threading.Event()
         self._idle = threading.Event()
         self._thread = threading.Thread(target=self._guarded(self._train), name="train", daemon=True)
@@ -91,6 +96,10 @@ class Worker:
             error=self._error,
             timeline=dict(self._timeline),
         )
+
+    def moments(self) -> Payload | None:
+        """Its optimizer state of a moment ago, for another learner; None before it has one to give."""
+        return self._kept.packed()
 
     def _pace(self) -> tuple[float, float]:
         times = list(self._step_times)
@@ -127,6 +136,7 @@ class Worker:
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         replica = self._replica = Replica(layout, config.diloco, parameters, welcome)
         self._timeline["joined"] = time.time()
+        self._recover(welcome, loop)
         self._estimate = TokenEstimate(config.train.tokens)
         self._estimate.update(welcome.tokens_processed, 0, live=config.learners)
         if welcome.finish:
@@ -145,6 +155,15 @@ class Worker:
             feed.stop()
             if self._peers is not None:
                 self._peers.leave("stopped")
+
+    def _recover(self, welcome: Welcome, loop: InnerLoop) -> None:
+        source = recover(self._spec, self._learner, welcome, loop)
+        self._fresh = source == FRESH
+        fields = {"learner": self._learner, "incarnation": welcome.sender.incarnation, "source": source}
+        try:
+            find_syncer(self._spec).note.remote("recovered", fields)
+        except (ValueError, RayError) as error:
+            _log.info("not told: %s", error)
 
     def _loop(self, loop: InnerLoop, replica: Replica, link: Link, feed: Feed) -> None:
         slots, peers = SlotWait(self._spec.config.diloco, replica.clock), self._peers
@@ -174,7 +193,8 @@ class Worker:
         train, peers = self._pool.train, self._peers
         tokens = sum(batch.numel() for batch in batches)
         lr = learning_rate(self._estimate.at(replica.tokens), train)
-        lr *= rejoin_factor(replica.steps if peers is None else peers.steps, train.rejoin_warmup_steps)
+        if self._fresh:
+            lr *= rejoin_factor(replica.steps if peers is None else peers.steps, train.rejoin_warmup_steps)
         started = time.monotonic()
         try:
             result = loop.step(batches, lr, replica.writing(tokens), None if peers is None else peers.share)
@@ -182,6 +202,7 @@ class Worker:
             return False
         if result.skipped:
             replica.skip_step()
+        self._kept.stepped(replica.steps, loop)
         own_s = time.monotonic() - started - (0.0 if peers is None else peers.shared_s)
         self._stop.wait((self._pool.settings.slowdown - 1) * own_s)
         self._step_times.append(time.monotonic() - started)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from app.learning.data import PreparedData, prepare
 from app.learning.evaluate import evaluate
 from app.learning.inner import InnerLoop
 from app.learning.model import build_model
+from app.learning.moments import packed
 from app.learning.schedule import learning_rate, rejoin_factor
 
 NO_BUDGET = 10**15
@@ -87,9 +88,10 @@ def train_decoupled(config: Config, data_folder: Path, schedule: Schedule) -> Ou
     parameters = _trained(model)
     protocol = _protocol(config, model)
     samples = Samples(config, len(data.train))
+    loops: dict[str, tuple[InnerLoop, Replica]] = {}
     fleet = SteppedFleet(
         protocol,
-        [_learner(config, data, name, samples, schedule) for name in config.learner_ids],
+        [_learner(config, data, name, samples, schedule, loops) for name in config.learner_ids],
         merge_s=schedule.merge_s,
         kills=_kills(config, schedule),
         adopt_on_arrival=schedule.adopt_on_arrival,
@@ -169,17 +171,28 @@ def _protocol(config: Config, model: torch.nn.Module) -> Protocol:
     )
 
 
-def _learner(config: Config, data: PreparedData, name: str, samples: Samples, schedule: Schedule) -> SteppedLearner:
+def _learner(
+    config: Config,
+    data: PreparedData,
+    name: str,
+    samples: Samples,
+    schedule: Schedule,
+    loops: dict[str, tuple[InnerLoop, Replica]],
+) -> SteppedLearner:
+    """`loops`: those at work, to get moments from and be found in."""
     pool = config.pool_of(name)
 
     def start() -> Body:
         model = _model(config, data)
         loop = InnerLoop(model, pool.train)
+        had = loops.pop(name, None)
+        fresh = had is not None and not _recovered(loop, pool.train.recovery, had[0], loops)
 
         def inner_step(replica: Replica, tokens: int) -> float:
+            loops[name] = loop, replica
             batches = _batches(data, samples, pool.train)
             lr = learning_rate(tokens, pool.train)
-            if replica.sender.incarnation > 1:
+            if fresh:
                 lr *= rejoin_factor(replica.steps, pool.train.rejoin_warmup_steps)
             result = loop.step(batches, lr, replica.writing(sum(batch.numel() for batch in batches)))
             if result.skipped:
@@ -190,6 +203,16 @@ def _learner(config: Config, data: PreparedData, name: str, samples: Samples, sc
 
     pace = Pace(schedule.step_s * pool.settings.slowdown, schedule.delay_s, schedule.jitter_s)
     return SteppedLearner(name, start, pace)
+
+
+def _recovered(loop: InnerLoop, policy: str, own: InnerLoop, loops: Mapping[str, tuple[InnerLoop, Replica]]) -> bool:
+    """Give a process that is started again the moments that the policy says; False when there are none."""
+    donor = own if policy == "checkpoint" else None
+    if policy == "peer" and loops:
+        donor = max(loops.values(), key=lambda entry: entry[1].steps)[0]
+    if donor is not None:
+        loop.take_moments(packed(donor.moments()))
+    return donor is not None
 
 
 def _kills(config: Config, schedule: Schedule) -> Iterator[Kill]:

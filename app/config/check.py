@@ -28,6 +28,7 @@ from app.config.schema import (
     MODEL_NAMES,
     OPTIMIZERS,
     PRECISIONS,
+    RECOVERIES,
     RESUME_RULES,
     TRACKERS,
     TRACKING_MODES,
@@ -155,6 +156,9 @@ def _check_train(config: Config) -> None:
     share_below_one("train.muon_momentum", train.muon_momentum)
     one_of("train.optimizer", train.optimizer, OPTIMIZERS)
     one_of("train.precision", train.precision, PRECISIONS)
+    one_of("train.recovery", train.recovery, RECOVERIES)
+    at_least("train.moments_every_steps", train.moments_every_steps, 1)
+    above("train.moments_every_s", train.moments_every_s, 0.0)
 
 
 FOLLOWING: dict[str, object] = {

@@ -19,6 +19,7 @@ LEARNING_RATES = {"muon": 12e-3, "adamw": 4e-3}
 """Default of `train.lr` by inner optimizer."""
 OPTIMIZERS = tuple(LEARNING_RATES)
 PRECISIONS = ("auto", "fp32", "bf16")
+RECOVERIES = ("peer", "checkpoint", "fresh")
 RESUME_RULES = ("never", "auto")
 TRACKERS = ("none", "wandb")
 TRACKING_MODES = ("offline", "online")
@@ -129,6 +130,13 @@ class TrainConfig:
     """Gradients are scaled down to this norm."""
     precision: str = "auto"
     """auto (bf16 autocast on a GPU that has it, fp32 on a CPU), fp32 or bf16. Weights are always fp32."""
+    recovery: str = "peer"
+    """Optimizer state of a learner that joins a run under way: peer (that of the learner with the most steps),
+    checkpoint (its own latest one) or fresh, as where there is none to be had."""
+    moments_every_steps: int = 20
+    """Inner steps between two copies of a learner's optimizer state, for others and for its own checkpoint."""
+    moments_every_s: float = 30.0
+    """Seconds between two checkpoints of a learner's optimizer state (recovery=checkpoint)."""
     rejoin_warmup_steps: int = 10
     """Inner steps of extra warm-up after a join with an empty optimizer state."""
 

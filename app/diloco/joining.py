@@ -99,4 +99,10 @@ def known(machine: Machine, sender: Sender) -> Member | None:
 def _welcome(machine: Machine, member: Member) -> Welcome:
     sender = Sender(machine.run_id, machine.epoch, member.learner, member.incarnation)
     offers = tuple(f.offer_for(member.learner, f.version, machine.epoch, full=True) for f in machine.fragments)
-    return Welcome(sender, machine.clock.t, offers, machine.books.tokens, machine.finishing is not None)
+    at_work = {
+        name: other.report.steps
+        for name, other in machine.members.items()
+        if name != member.learner and other.report is not None and other.last_merged_at is not None
+    }
+    donors = tuple(sorted(at_work, key=lambda name: (-at_work[name], name)))
+    return Welcome(sender, machine.clock.t, offers, machine.books.tokens, machine.finishing is not None, donors)

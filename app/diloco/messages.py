@@ -165,6 +165,8 @@ class Welcome:
     offers: tuple[Offer, ...]
     tokens_processed: int
     finish: bool = False
+    donors: tuple[str, ...] = ()
+    """Learners that are at work, those with the most steps first: whoever lacks something may ask them."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from app.config import TrainConfig
 from app.learning.gradients import Part, ShareGradients
 from app.learning.loss import next_token_loss
+from app.learning.moments import States, copied, unpacked
 from app.learning.optimizer import build_optimizers
 
 if TYPE_CHECKING:
@@ -96,6 +97,14 @@ class InnerLoop:
         with parameter_lock:
             for optimizer in self._optimizers:
                 optimizer.step()
+
+    def moments(self) -> States:
+        """A copy of the optimizers' states, where they are; between two steps."""
+        return copied(self.optimizer_state())
+
+    def take_moments(self, data: bytes) -> None:
+        """Go on from what another loop of the same kind had (`packed`). Raises Unusable, and changes nothing then."""
+        self.load_optimizer_state(unpacked(data, self._optimizers))
 
     def optimizer_state(self) -> list[dict[str, Any]]:
         """Return the optimizers' states (moments fp32 on the device, views of the live ones)."""

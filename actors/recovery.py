@@ -1,0 +1,90 @@
+"""Where a learner that joins a run under way gets its optimizer state from, and where it leaves its own for others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+
+from actors.spec import RunSpec
+from app.diloco.messages import Payload, Welcome
+from app.learning.inner import InnerLoop
+from app.learning.moments import States, packed
+from app.run.storage import open_store
+
+_log = logging.getLogger(__name__)
+
+FRESH = "fresh"
+CHECKPOINT = "checkpoint"
+Source = Callable[[], Payload | bytes | None]
+DONATE_S = 10.0
+"""A donor that has not answered after this long is not waited for."""
+
+
+def recover(spec: RunSpec, learner: str, welcome: Welcome, loop: InnerLoop) -> str:
+    """Give a loop the optimizer state that `train.recovery` says. Returns the donor's name, `checkpoint` or `fresh`."""
+    if welcome.tokens_processed == 0:  # the run has just begun
+        return FRESH
+    for source, get in _sources(spec, learner, welcome):
+        try:
+            data = get()
+            if data is not None:
+                loop.take_moments(bytes(data))
+                return source
+        except (RayError, ValueError, OSError, TimeoutError) as error:
+            _log.warning("no optimizer state from %s: %s", source, error)
+    return FRESH
+
+
+def _sources(spec: RunSpec, learner: str, welcome: Welcome) -> Iterator[tuple[str, Source]]:
+    match spec.config.train.recovery:
+        case "peer":
+            for donor in welcome.donors:
+                yield donor, partial(_donated, spec, donor)
+        case "checkpoint":
+            yield CHECKPOINT, partial(open_store(str(spec.checkpoints)).read, _name(learner))
+
+
+def _donated(spec: RunSpec, donor: str) -> Payload | None:
+    handle = ray.get_actor(donor, namespace=spec.namespace)
+    given: Payload | None = ray.get(handle.moments.remote(), timeout=DONATE_S)
+    return given
+
+
+def _name(learner: str) -> str:
+    return f"learners/{learner}.safetensors"
+
+
+class Kept:
+    """The newest copy of this learner's own optimizer state; training leaves it here and waits for nobody."""
+
+    def __init__(self, spec: RunSpec, learner: str, stop: threading.Event):
+        self._spec, self._learner, self._stop = spec, learner, stop
+        self._states: States | None = None
+        if spec.config.train.recovery == CHECKPOINT:
+            threading.Thread(target=self._write_now_and_then, name="moments", daemon=True).start()
+
+    def stepped(self, steps: int, loop: InnerLoop) -> None:
+        """After an inner step: time for another copy?"""
+        if steps % self._spec.config.train.moments_every_steps == 0:
+            self._states = loop.moments()
+
+    def packed(self) -> Payload | None:
+        """As it travels, uint8 [bytes]; None before there is one."""
+        states = self._states
+        return None if states is None else np.frombuffer(packed(states), np.uint8)
+
+    def _write_now_and_then(self) -> None:
+        store = open_store(str(self._spec.checkpoints))
+        while not self._stop.wait(self._spec.config.train.moments_every_s):
+            data = self.packed()
+            try:
+                if data is not None:
+                    store.write(_name(self._learner), data.tobytes())
+            except OSError:
+                _log.exception("the optimizer state can't be written")
