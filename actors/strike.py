@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from actors.learner import LearnerStatus
 from actors.lookout import Lookout
 from actors.monitor import Monitor
 from actors.spec import LEDGER, SUPERVISOR, SYNCER, RunSpec
+from actors.syncer_status import SyncerStatus
 from app.config import LEARNER_FAULTS
 from app.run import tape
 from app.run.faults import FaultPlan, Planned, struck_faults
@@ -67,11 +69,17 @@ class Striker:
         """Whether this incarnation (of the syncer: epoch) was a fault's target."""
         return (target, incarnation) in self._victims
 
-    def strike(self, tokens: int, merges: int) -> None:
-        """Let everything strike whose moment has come, and end what has lasted long enough."""
-        for event in [event for event in self._lasting if time.time() >= event["ends_at"]]:
+    def calm(self, at: float = math.inf) -> None:
+        """End what has lasted until then, by default everything."""
+        for event in [event for event in self._lasting if at >= event["ends_at"]]:
             self._lasting.remove(event)
             self._end(event)
+
+    def strike(self, syncer: SyncerStatus) -> None:
+        """Let strike what is due, unless the run is ending, and end what has lasted long enough."""
+        self.calm(time.time())
+        if syncer.finishing or syncer.ended is not None:
+            return
         ledger = self._lookout.services[LEDGER].answer
         if self._ended not in (None, ledger and ledger.pid) and self._lookout.well(LEDGER):
             self._ended = None
@@ -81,10 +89,10 @@ class Striker:
                 for learner in self._on_site(event["site"]):
                     if learner.learner in self._lookout.learners:
                         self._send(learner.node_id, learner.pid, signal.SIGKILL)
-        if self._merging_since is None and merges > 0:
+        if self._merging_since is None and syncer.merges > 0:
             self._merging_since = time.time()
         merging_s = None if self._merging_since is None else time.time() - self._merging_since
-        for planned in self._plan.due(self._struck, tokens, merging_s):
+        for planned in self._plan.due(self._struck, syncer.tokens, merging_s):
             self._strike(planned)
 
     # ---- whom

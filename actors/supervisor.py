@@ -184,7 +184,7 @@ class Supervisor:
             return "failed"
         if self._lookout.syncer is not None:
             self._phase = "running"
-            self._striker.strike(self._lookout.syncer.tokens, self._lookout.syncer.merges)
+            self._striker.strike(self._lookout.syncer)
             self._monitor.progress(self._lookout.syncer)
         return None
 
@@ -269,6 +269,7 @@ class Supervisor:
         """Evaluate and export, and write the summary."""
         self._phase = "ending"
         try:
+            self._striker.calm()
             self._lookout.look(wait_s=CALL_TIMEOUT_S)
             if self._lookout.syncer is not None:
                 self._monitor.sample(self._lookout.syncer)

@@ -54,8 +54,15 @@ class History:
         return min((start for start, _ in stepping), default=None)
 
     def budget_at(self) -> float | None:
-        """When the budget was reached; the last time, where a resumed run has a larger one."""
-        return max((float(e["at"]) for e in self.of("finish") if e["reason"] == "budget"), default=None)
+        """When the budget was reached; in the last attempt, where a resumed run has a larger one.
+
+        A syncer that is restarted in the last round finds it reached once more.
+        """
+        for attempt in reversed(attempts(self.events)):
+            reached = _first(attempt, 0.0, kind="finish", reason="budget")
+            if reached is not None:
+                return float(reached["at"])
+        return None
 
     def learners(self) -> list[str]:
         """Every learner that joined or was placed."""

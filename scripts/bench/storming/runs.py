@@ -74,7 +74,7 @@ class Finished:
     left_behind: int
     """Processes that were there a while later."""
     bare_starts_s: tuple[float, ...]
-    """How long bare starts took, under the same load."""
+    """How long bare starts took, under the same load: there are as many in a calm run, as they cost something."""
 
 
 def train(storm: Storm, folder: Path, tokens: int, faults: bool) -> Finished:
