@@ -237,7 +237,7 @@ def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] 
     with _writing(folder):
         if not folder.resumed:
             folder.keep(config)
-        write_version_0(folder, layout, parameters, config.checkpoint.keep)
+        write_version_0(folder, layout, parameters, config)
     print(
         f"data: {len(data.train):,} training samples of {config.data.seq_len} tokens, "
         f"{len(data.heldout):,} held out; model: {layout.numel:,} parameters",

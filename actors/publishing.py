@@ -10,16 +10,23 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import numpy as np
+
 from actors.spec import RunSpec
+from app.diloco.codec import digest
 from app.diloco.durable import Durable, merge_record, restore, whole_state
 from app.diloco.events import Event, Published, PublishFailed, Record, Recorded, RecordFailed
 from app.diloco.job import MergeJob
+from app.diloco.messages import Contribution
 from app.diloco.protocol import Protocol
+from app.run import tape
 from app.run.journal import Fenced, Journal
+from app.run.payloads import PayloadStore
+from app.run.record import Record as Entry
 from app.run.storage import open_store
 
 T = TypeVar("T")
@@ -35,6 +42,7 @@ class Publisher:
         self._compute = ThreadPoolExecutor(1, "merge")
         self._disk = ThreadPoolExecutor(1, "journal")
         self._lock = asyncio.Lock()
+        self._payloads = PayloadStore(open_store(str(spec.payloads))) if spec.config.tape.payloads else None
         self._journal = Journal(open_store(str(spec.checkpoints)), spec.config.checkpoint.keep)
         self.protocol = self._restore(self._claim())
         self.merge_s = 0.0
@@ -57,6 +65,8 @@ class Publisher:
     def _restore(self, epoch: int) -> Protocol:
         spec = self._spec
         state, later = self._journal.load()
+        self.untold = self._untold(later)
+        """Merges that the journal has and the tape does not, as events: the syncer before died in between."""
         if state is None:
             raise RuntimeError(f"{spec.checkpoints} holds no version 0; the driver writes it before the syncer starts")
         self._since_snapshot = len(later)
@@ -69,6 +79,26 @@ class Publisher:
             Durable(state.meta, state.tensors),
             [Durable(record.meta, record.tensors) for record in later],
         )
+
+    def keep(self, contribution: Contribution) -> None:
+        """Keep a contribution for replay, the first of its name. In the thread of arithmetic."""
+        given, payload = contribution.sender, contribution.payload
+        if self._payloads is None or not isinstance(payload, np.ndarray):
+            return
+        try:
+            self._payloads.keep(given.epoch, contribution.round, given.learner, given.incarnation, payload.tobytes())
+        except OSError as error:
+            self._note("payload_lost", round=contribution.round, learner=given.learner, error=str(error))
+
+    def _untold(self, later: Sequence[Entry]) -> list[dict[str, Any]]:
+        told = {(e["fragment"], e["version"]) for e in tape.read(self._spec.tape)[0] if e["kind"] == "merge"}
+        fields = ("fragment", "round", "version", "clock", "share", "contains")
+        merges = [record for record in later if record.meta["kind"] == "merge"]
+        return [
+            {name: r.meta[name] for name in fields} | {"digest": digest(r.tensors.get("theta_hat", r.tensors["theta"]))}
+            for r in merges
+            if (r.meta["fragment"], r.meta["version"]) not in told
+        ]
 
     async def compute(self, call: Callable[[], T]) -> T:
         """Run arithmetic in its thread."""

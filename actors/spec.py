@@ -9,6 +9,7 @@ from typing import Any
 from actors.preload import py_executable
 from app.config import Config
 from app.diloco.fragments import Layout
+from app.run.folder import CHECKPOINTS, PAYLOADS, TAPE
 
 SYNCER = "syncer"
 SUPERVISOR = "supervisor"
@@ -42,7 +43,7 @@ class RunSpec:
     @property
     def checkpoints(self) -> Path:
         """Journal and snapshots of the syncer, state of the ledger."""
-        return self.run_dir / "checkpoints"
+        return self.run_dir / CHECKPOINTS
 
     @property
     def data(self) -> Path:
@@ -52,7 +53,12 @@ class RunSpec:
     @property
     def tape(self) -> Path:
         """The event tape."""
-        return self.run_dir / "events.jsonl"
+        return self.run_dir / TAPE
+
+    @property
+    def payloads(self) -> Path:
+        """What replay needs beside the tape."""
+        return self.run_dir / PAYLOADS
 
     def group_name(self, learner: str) -> str:
         """Name of a learner's placement group. These names are not scoped by namespace."""

@@ -19,8 +19,10 @@ from actors.supervisor import Supervisor, SupervisorStatus
 from app.config import Config, ConfigError
 from app.diloco.durable import first_state
 from app.diloco.fragments import Layout
-from app.run.folder import RunFolder
+from app.run.folder import PAYLOADS, RunFolder
 from app.run.journal import Journal
+from app.run.payloads import PayloadStore
+from app.run.storage import open_store
 
 _log = logging.getLogger(__name__)
 
@@ -31,12 +33,14 @@ INLINE_BYTES = 2 * 1024 * 1024
 """Fragments up to this size travel inside their messages: for a small one a visit to the object store costs more."""
 
 
-def write_version_0(folder: RunFolder, layout: Layout, parameters: Mapping[str, torch.Tensor], keep: int) -> None:
+def write_version_0(folder: RunFolder, layout: Layout, parameters: Mapping[str, torch.Tensor], config: Config) -> None:
     """Journal Θ⁰, unless the run has a state already."""
     if folder.checkpoints.names("snapshot-"):
         return
     state = first_state(folder.run_id, layout, parameters)
-    journal = Journal(folder.checkpoints, keep)
+    if config.tape.payloads:
+        PayloadStore(open_store(folder / PAYLOADS)).keep_first(state.meta, state.tensors)
+    journal = Journal(folder.checkpoints, config.checkpoint.keep)
     journal.claim_epoch()
     journal.snapshot(state.meta, state.tensors)
 

@@ -7,6 +7,7 @@ One event loop owns the machine, so nothing of it needs a lock; arithmetic and d
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import faulthandler
 import logging
 import os
@@ -79,7 +80,11 @@ class Syncer:
         self._protocol = self._publisher.protocol
         versions = [fragment.version for fragment in self._protocol.fragments]
         epoch, dropped = self._protocol.epoch, self._publisher.dropped
-        self._write("syncer_started", epoch=epoch, pid=os.getpid(), versions=versions, dropped=dropped)
+        settings = dataclasses.asdict(diloco)
+        start = {"pid": os.getpid(), "versions": versions, "dropped": dropped, "settings": settings}
+        for merge in self._publisher.untold:
+            self._write("merge_recovered", **merge)
+        self._write("syncer_started", epoch=epoch, **start)
 
     # ---- called by learners
 
@@ -138,9 +143,13 @@ class Syncer:
 
     async def _decode(self, contribution: Contribution, numel: int) -> None:
         block = self._spec.config.diloco.codec_block
-        event = await self._publisher.compute(lambda: Arrived.of(contribution, numel, block))
+        event = await self._publisher.compute(lambda: self._arrived(contribution, numel, block))
         self._traffic.up_fp32 += 4 * numel
         self._feed(event)
+
+    def _arrived(self, contribution: Contribution, numel: int, block: int) -> Arrived:
+        self._publisher.keep(contribution)
+        return Arrived.of(contribution, numel, block)
 
     # ---- called by supervisor, evaluator and driver
 

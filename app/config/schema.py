@@ -194,6 +194,14 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class TapeConfig:
+    """The event tape."""
+
+    payloads: bool = False
+    """Keep every contribution, so that `python -m app.replay` can compute all versions again."""
+
+
+@dataclass(frozen=True)
 class SupervisorConfig:
     """Watching, replacing and ending."""
 
@@ -251,6 +259,8 @@ class Config:
     """Evaluation."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Snapshots of the syncer."""
+    tape: TapeConfig = field(default_factory=TapeConfig)
+    """What the event tape keeps."""
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     """Watching, replacing and ending."""
 

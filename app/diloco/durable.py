@@ -86,7 +86,7 @@ def merge_record(protocol: Protocol, result: MergeResult) -> Durable:
         "round": result.round,
         "version": result.version,
         "clock": result.clock,
-        "last": result.last,
+        "share": result.share,
         "contains": [asdict(contained) for contained in result.contains],
         "books": protocol.books.state(),
     }
@@ -164,7 +164,7 @@ def _replay(fragments: list[GlobalFragment], settings: DilocoSettings, numels: l
     if version != fragment.version + 1:
         raise ValueError(f"fragment {fragment.index}: version {version} follows {fragment.version} in the journal")
     fragment.ring.push(version, theta_hat, None)
-    weight = average_weight(settings, fragment.clock, meta["clock"], meta["last"])
+    weight = average_weight(settings, fragment.clock, meta["clock"], meta["share"] is not None)
     average = averaged(fragment.average, theta, weight)
     fragment.take(version, meta["clock"], (theta, theta_hat, momentum, average), digest(theta_hat))
     books = Books.from_state(numels, meta["books"], [(fragment.index, contained) for contained in contains])

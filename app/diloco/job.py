@@ -47,12 +47,17 @@ class MergeResult:
     theta_hat: torch.Tensor
     momentum: torch.Tensor
     average: torch.Tensor
-    last: bool
-    """Of a last round that took the mean."""
+    share: float | None
+    """Of a last round that took the mean: that of its job."""
     change: Payload | None
     """The encoded step from the Θ̂ before; None with an fp32 down codec, where Θ̂ = Θ."""
     digest: str
     contains: tuple[Contained, ...]
+
+    @property
+    def last(self) -> bool:
+        """Whether it is of a last round that took the mean."""
+        return self.share is not None
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class MergeJob:
             theta_hat=theta_hat,
             momentum=momentum,
             average=averaged(self.average, theta, weight),
-            last=last,
+            share=self.share,
             change=change,
             digest=digest(theta_hat),
             contains=tuple(

@@ -179,6 +179,7 @@ def _merge_fields(machine: Machine, round_: Round, result: MergeResult, now: flo
         "wait_grace_s": closed_at - quorum_at,
         "merge_s": now - closed_at,
         "digest": result.digest,
+        "share": result.share,
         "contains": [asdict(contained) for contained in result.contains],
         "tokens": machine.books.tokens,
         "final": round_.final,

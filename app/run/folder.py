@@ -16,6 +16,8 @@ from app.run.storage import Store, open_store
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
+PAYLOADS = "payloads"
+TAPE = "events.jsonl"
 RUN = "run.json"
 IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Set by Ray for whatever `ray job submit` runs."""

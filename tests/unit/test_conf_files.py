@@ -55,7 +55,8 @@ def test_every_file_composes_to_what_it_says(path: Path) -> None:
     for key, value in given_in(yaml.safe_load(path.read_text())):
         assert value_of(section, key) == value
     if group == "chaos":
-        assert len(config.chaos.faults) == (0 if option == "none" else 1)
+        assert len(config.chaos.faults) == (0 if option in ("none", "storm") else 1)
+        assert sum(rate for _, rate in config.chaos.rates.items()) == (150 if option == "storm" else 0)
 
 
 def test_the_contract_of_keys_and_groups() -> None:

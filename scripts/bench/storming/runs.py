@@ -16,22 +16,11 @@ from pathlib import Path
 
 import psutil
 
+from app.config import load
 from app.run import tape
 
 ROOT = Path(__file__).resolve().parents[3]
-KINDS = {
-    "kill": 50,
-    "freeze": 15,
-    "slow": 15,
-    "mute": 15,
-    "corrupt": 15,
-    "preempt": 10,
-    "kill_syncer": 6,
-    "freeze_syncer": 6,
-    "kill_supervisor": 6,
-    "kill_ledger": 6,
-    "fill_disk": 6,
-}
+KINDS = dict(load(["chaos=storm"]).chaos.rates.items())
 """Kind → its weight in the mix."""
 MARK = "DILOCO_STORM"
 """Environment variable of everything that a run starts."""
