@@ -57,8 +57,8 @@ class Fleet:
 
     def rendezvous(self) -> Any:
         """Where the learners of a data-parallel run meet, made when it is missing."""
-        members = self._spec.config.learner_ids
-        return ray.remote(Rendezvous).options(**self._options(RENDEZVOUS, num_cpus=0)).remote(members)
+        members, elastic = self._spec.config.learner_ids, self._spec.config.train.elastic
+        return ray.remote(Rendezvous).options(**self._options(RENDEZVOUS, num_cpus=0)).remote(members, elastic)
 
     def learner(self, learner: str) -> Any:
         """A learner in its placement group, made when it is missing; pending until the cluster has room."""

@@ -1,7 +1,8 @@
 """The other learners, as one learner of a data-parallel run has them.
 
-The training thread makes all calls. A group that breaks is left; the learner then waits at the rendezvous until all
-have come, and takes over the state of the one whose weights have seen the most steps.
+The training thread makes all calls but one: rank 0 of an elastic group asks now and then whether somebody waits. A
+group that breaks is left; the learner then waits at the rendezvous until a new one forms, and takes over the state of
+the member whose weights have seen the most steps.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from torch import Tensor, distributed
 from actors.spec import RENDEZVOUS, RunSpec
 from app.diloco.clock import hang_deadline
 from app.learning.gathering import Formation, Guest
-from app.learning.gradients import Group, GroupBroken, Part, flat_buffer, mean_gradients
+from app.learning.gradients import Group, GroupBroken, Part, Signs, flat_buffer, mean_gradients
 from app.learning.inner import InnerLoop
 
 _log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
 RETRY_S = 0.2
+ASK_EVERY_S = 0.5
 
 
 class Peers:
@@ -53,7 +55,14 @@ class Peers:
         self._group: Group | None = None
         self._visit = uuid.uuid4().hex
         self._sharing_since: float | None = None
-        self._leaving = False
+        self._signs = Signs()
+        """What the members told each other in the last step."""
+        self._generation: str | None = None
+        """The group of which this is rank 0."""
+        self._wanted = threading.Event()
+        """Somebody waits at the rendezvous."""
+        if spec.config.train.elastic:
+            threading.Thread(target=self._ask_now_and_then, name="rendezvous", daemon=True).start()
         self.steps = 0
         """Optimizer steps that the weights have seen, whoever made them."""
         self.shared_s = 0.0
@@ -83,6 +92,7 @@ class Peers:
         except GroupBroken as error:
             self.leave(str(error))
             return
+        self._generation = place.generation if place.rank == 0 else None
         if place.rank != place.source:
             self.steps = state.pop("steps")
             self._loop.load_state(state, self._lock)
@@ -91,7 +101,8 @@ class Peers:
         """Make the gradients the mean over all (`ShareGradients`). Raises GroupBroken; the group is left then."""
         self._sharing_since = started = time.monotonic()
         try:
-            whole, self._leaving = mean_gradients(parameters, own, self._finish.is_set(), self._buffer, self._add_up)
+            signs = Signs(self._finish.is_set(), self._wanted.is_set())
+            whole, self._signs = mean_gradients(parameters, own, signs, self._buffer, self._add_up)
             return whole
         except GroupBroken as error:
             self.leave(str(error))
@@ -103,14 +114,18 @@ class Peers:
     def stepped(self, skipped: bool) -> None:
         """The step that was shared is made. When any of all was told to finish, all leave and finish."""
         self.steps += not skipped
-        if self._leaving:
+        if self._signs.leaving:
             self._finish.set()
             self.leave("finished")
+        elif self._signs.meeting:
+            self.leave("somebody has come")
 
     def leave(self, why: str) -> None:
         """Leave the group, so that nobody waits for this learner in it."""
         _log.info("left the group: %s", why)
-        self._visit, self._leaving = uuid.uuid4().hex, False
+        self._visit, self._signs = uuid.uuid4().hex, Signs()
+        self._generation = None
+        self._wanted.clear()
         if self._group is not None:
             self._group.close()
             self._group = None
@@ -125,6 +140,18 @@ class Peers:
         if step_time == 0:
             return self._spec.config.supervisor.start_deadline_s
         return hang_deadline(step_time, diloco.hang_min_s, diloco.hang_steps, stretch=1.0)
+
+    def _ask_now_and_then(self) -> None:
+        while not self._finish.wait(ASK_EVERY_S):
+            generation = self._generation
+            if generation is None:
+                continue
+            try:
+                rendezvous = ray.get_actor(RENDEZVOUS, namespace=self._spec.namespace)
+                if ray.get(rendezvous.wanted.remote(generation), timeout=CALL_TIMEOUT_S):
+                    self._wanted.set()
+            except (ValueError, RayError, TimeoutError) as error:
+                _log.info("rendezvous away: %s", error)
 
     def _arrive(self) -> Formation | None:
         guest = Guest(*self._name, self._visit, self._host, self._store.port, self.steps)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,10 +78,17 @@ class Outcome:
     """Virtual seconds until the token budget was reached."""
 
 
-def train_decoupled(config: Config, data_folder: Path, schedule: Schedule) -> Outcome:
+OnStep = Callable[[str, int, int, float], None]
+"""Learner, incarnation, steps of it by now, loss."""
+
+
+def train_decoupled(
+    config: Config, data_folder: Path, schedule: Schedule, on_step: OnStep = lambda *_: None
+) -> Outcome:
     """Train `config.learners` learners to the token budget, and evaluate the global model.
 
-    A learner's pool gives its batches and its slowdown. Raises AssertionError when the fates of work do not balance.
+    A learner's pool gives its batches and its slowdown; `on_step` hears of every step as it is made. Raises
+    AssertionError when the fates of work do not balance.
     """
     data = prepare(config.data, data_folder)
     model = _model(config, data)
@@ -91,7 +98,7 @@ def train_decoupled(config: Config, data_folder: Path, schedule: Schedule) -> Ou
     loops: dict[str, tuple[InnerLoop, Replica]] = {}
     fleet = SteppedFleet(
         protocol,
-        [_learner(config, data, name, samples, schedule, loops) for name in config.learner_ids],
+        [_learner(config, data, name, samples, schedule, loops, on_step) for name in config.learner_ids],
         merge_s=schedule.merge_s,
         kills=_kills(config, schedule),
         adopt_on_arrival=schedule.adopt_on_arrival,
@@ -178,6 +185,7 @@ def _learner(
     samples: Samples,
     schedule: Schedule,
     loops: dict[str, tuple[InnerLoop, Replica]],
+    on_step: OnStep,
 ) -> SteppedLearner:
     """`loops`: those at work, to get moments from and be found in."""
     pool = config.pool_of(name)
@@ -197,6 +205,7 @@ def _learner(
             result = loop.step(batches, lr, replica.writing(sum(batch.numel() for batch in batches)))
             if result.skipped:
                 replica.skip_step()
+            on_step(name, replica.sender.incarnation, replica.steps, result.loss)
             return result.loss
 
         return Body(_trained(model), inner_step)

@@ -2,6 +2,9 @@
 # missing or incomplete and installs the project into it. Does nothing when pyproject.toml hasn't changed since.
 
 export RAY_USAGE_STATS_ENABLED="${RAY_USAGE_STATS_ENABLED:-0}"
+# .venv is installed without bytecode, which Python adds for what it imports: without that every process would compile
+# torch and transformers again.
+unset PYTHONDONTWRITEBYTECODE
 VENV_PYTHON=.venv/bin/python
 
 find_python() {

@@ -37,27 +37,37 @@ class Part:
     """Learning rate; of all together the mean, as members estimate the global tokens a little differently."""
 
 
+@dataclass(frozen=True)
+class Signs:
+    """What a member tells the others with its gradient."""
+
+    leaving: bool = False
+    """It will not come to another step, so nobody must wait for it there."""
+    meeting: bool = False
+    """Somebody waits at the rendezvous: after this step all go there."""
+
+
 ShareGradients = Callable[[Sequence[Tensor], Part], Part]
 """Replaces the parameters' gradients by their mean over all members; own part in, that of all together out."""
 
-SCALARS = 5
+SCALARS = 6
 
 
 def flat_buffer(parameters: Sequence[Tensor]) -> Tensor:
-    """A buffer for `mean_gradients` of these parameters: fp32 [numel + 5], where they are."""
+    """A buffer for `mean_gradients` of these parameters: fp32 [numel + SCALARS], where they are."""
     return torch.zeros(sum(p.numel() for p in parameters) + SCALARS, device=parameters[0].device)
 
 
 def mean_gradients(
-    parameters: Sequence[Tensor], own: Part, leaving: bool, buffer: Tensor, add_up: Callable[[Tensor], None]
-) -> tuple[Part, bool]:
+    parameters: Sequence[Tensor], own: Part, signs: Signs, buffer: Tensor, add_up: Callable[[Tensor], None]
+) -> tuple[Part, Signs]:
     """Make every gradient its mean over all members, weighted by their tokens: g ← Σ n_m g_m / Σ n_m.
 
     `add_up` replaces a tensor by its sum over all members. The gradients become views of `buffer`. A member without
     tokens (and gradients) changes nothing. NaN or Inf of one member become everybody's, so all skip the step; so they
-    do when nobody has a token. `leaving`: this member will not come to another step, so nobody must wait for it there.
+    do when nobody has a token.
 
-    Returns the part of all together and whether any member is leaving, the same bits on every member.
+    Returns the part of all together and the signs that any member gave, the same bits on every member.
     """
     flat, scalars = buffer[:-SCALARS], buffer[-SCALARS:]
     views = [view.view_as(p) for view, p in zip(flat.split([p.numel() for p in parameters]), parameters, strict=True)]
@@ -66,13 +76,13 @@ def mean_gradients(
             view.zero_()
         else:
             torch.mul(parameter.grad, own.tokens, out=view)
-    scalars.copy_(torch.tensor([own.tokens, own.tokens * own.loss, own.lr, leaving, 1.0]))
+    scalars.copy_(torch.tensor([own.tokens, own.tokens * own.loss, own.lr, signs.leaving, signs.meeting, 1.0]))
     add_up(buffer)
-    tokens, loss, lr, leavers, members = scalars.tolist()
+    tokens, loss, lr, leavers, callers, members = scalars.tolist()
     flat.div_(scalars[0])
     for view, parameter in zip(views, parameters, strict=True):
         parameter.grad = view
-    return Part(int(tokens), loss / tokens if tokens else math.nan, lr / members), leavers > 0
+    return Part(int(tokens), loss / tokens if tokens else math.nan, lr / members), Signs(leavers > 0, callers > 0)
 
 
 class Group:

@@ -14,7 +14,7 @@ from transformers.models.llama import LlamaForCausalLM  # noqa: F401 the fork se
 
 from app.config import ModelConfig, TrainConfig
 from app.learning.gathering import Formation
-from app.learning.gradients import Group, GroupBroken, Part, flat_buffer, mean_gradients
+from app.learning.gradients import Group, GroupBroken, Part, Signs, flat_buffer, mean_gradients
 from app.learning.inner import InnerLoop, StepResult
 from app.learning.model import build_model
 
@@ -55,7 +55,8 @@ class Inside:
         """A step, and whether somebody leaves; "broken" when a member is gone."""
 
         def share(parameters: Sequence[torch.Tensor], own: Part) -> Part:
-            whole, self.leaving = mean_gradients(parameters, own, leaving, self.buffer, add_up)
+            whole, signs = mean_gradients(parameters, own, Signs(leaving), self.buffer, add_up)
+            self.leaving = signs.leaving
             return whole
 
         def add_up(tensor: torch.Tensor) -> None:

@@ -82,3 +82,73 @@ def test_a_successor_takes_the_place_of_the_one_that_waited() -> None:
     assert place is not None
     assert (place.host, place.source) == ("elsewhere", 0)
     assert hall.arrive(guest("a"), 3.0) is None
+
+
+def elastic(members: str = "abc") -> Gathering:
+    return Gathering(tuple(members), PATIENCE_S, tag="t", settle_s=1.0)
+
+
+def test_an_elastic_group_forms_of_whoever_is_there_once_nobody_comes_any_more() -> None:
+    hall = elastic()
+    assert hall.arrive(guest("a"), 0.0) is None
+    assert hall.arrive(guest("b"), 0.8) is None
+    assert hall.arrive(guest("a"), 1.5) is None
+    place = hall.arrive(guest("b"), 1.8)
+    assert place is not None
+    assert (place.world, place.rank) == (2, 1)
+    assert hall.arrive(guest("a"), 1.9) is not None
+
+
+def test_all_make_a_group_at_once() -> None:
+    hall = elastic("ab")
+    hall.arrive(guest("a"), 0.0)
+    assert hall.arrive(guest("b"), 0.0) is not None
+
+
+def test_who_comes_to_an_elastic_group_waits_until_it_meets_again() -> None:
+    hall = elastic()
+    hall.arrive(guest("a"), 0.0)
+    place = hall.arrive(guest("b"), 0.0) or hall.arrive(guest("b"), 1.0)
+    assert place is not None
+    hall.arrive(guest("a"), 1.0)
+    assert not hall.wanted(place.generation, 5.0)
+    assert hall.arrive(guest("c", "c-2", incarnation=2), 5.5) is None
+    assert hall.wanted(place.generation, 6.0)
+    assert hall.arrive(guest("c", "c-2", incarnation=2), 8.0) is None  # not without them
+    assert hall.arrive(guest("a", "a-2", steps=9), 8.1) is None
+    together = hall.arrive(guest("b", "b-2", steps=9), 8.2)
+    assert together is not None
+    assert (together.world, together.source) == (3, 0)
+
+
+def test_who_comes_to_a_group_that_is_no_more_does_not_wait_for_it() -> None:
+    hall = elastic()
+    hall.arrive(guest("a"), 0.0)
+    assert hall.arrive(guest("a"), 1.0) is not None  # alone
+    assert hall.arrive(guest("b"), 2.0) is None
+    for at in (3.0, 5.0):
+        assert hall.arrive(guest("b"), at) is None
+    alone = hall.arrive(guest("b"), 1.0 + PATIENCE_S + 0.5)
+    assert alone is not None
+    assert alone.world == 1
+
+
+def test_survivors_of_an_elastic_group_form_again_without_the_one_that_died() -> None:
+    hall = elastic()
+    for name in "abc":
+        hall.arrive(guest(name), 0.0)
+    assert hall.arrive(guest("a", "a-2", steps=3), 1.0) is None
+    assert hall.arrive(guest("b", "b-2", steps=4), 1.1) is None
+    assert hall.arrive(guest("a", "a-2", steps=3), 2.0) is None
+    place = hall.arrive(guest("b", "b-2", steps=4), 2.2)
+    assert place is not None
+    assert (place.world, place.source) == (2, 1)
+
+
+def test_a_group_of_all_has_nobody_to_wait_for() -> None:
+    hall = gathering("ab")
+    hall.arrive(guest("a"), 0.0)
+    place = hall.arrive(guest("b"), 0.0)
+    assert place is not None
+    hall.arrive(guest("b", "b-2", incarnation=2), 1.0)
+    assert not hall.wanted(place.generation, 1.0)
