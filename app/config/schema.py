@@ -134,7 +134,7 @@ class TrainConfig:
     """Optimizer state of a learner that joins a run under way: peer (that of the learner with the most steps),
     checkpoint (its own latest one) or fresh, as where there is none to be had."""
     elastic: bool = False
-    """With algo=data_parallel: a group that broke forms again at once with whoever is left, and takes in who comes back."""
+    """With algo=data_parallel: a group that broke forms again with whoever is left, and takes in who comes back."""
     moments_every_steps: int = 20
     """Inner steps between two copies of a learner's optimizer state, for others and for its own checkpoint."""
     moments_every_s: float = 30.0

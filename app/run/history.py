@@ -160,8 +160,13 @@ class History:
         }
 
     def _syncer_recovery(self, fault: Event) -> Recovery:
-        struck = fault["struck_at"]
+        struck = float(fault["struck_at"])
         back = _first(self.of("syncer_started"), struck)
+        thawed = float(fault.get("ends_at", struck))
+        if thawed > struck:  # frozen: the same process may go on
+            merged = _first(self.of("merge"), thawed)
+            if merged is not None and (back is None or merged["at"] < back["at"]):
+                return Recovery(fault["fault"], "syncer", {}, merged["at"] - struck)
         merged = None if back is None else _first(self.of("merge"), back["at"])
         phases = {} if back is None else {"start": back["at"] - struck}
         if back is not None and merged is not None:

@@ -226,6 +226,20 @@ def test_time_for_data_and_messages_is_stepping_too() -> None:
     assert History(events).learner("learner-0", (6, 60)).stepping[-1] == (106.0, 110.0)
 
 
+def test_a_syncer_that_was_stopped_may_go_on_or_be_replaced() -> None:
+    frozen = fault(110.0, "freeze_syncer", "syncer", 1) | {"ends_at": 115.0}
+    went_on = [*START, frozen, event(116.0, "merge", live=2, contains=[])]
+    assert [f.recovered_s for f in History(went_on).faults()] == [6.0]
+    replaced = [*START, frozen, event(113.0, "syncer_started", epoch=2), event(117.5, "merge", live=2, contains=[])]
+    assert [f.recovered_s for f in History(replaced).faults()] == [7.5]
+    assert [f.recovered_s for f in History([*START, frozen]).faults()] == [None]
+
+
+def test_the_budget_is_reached_once_in_an_attempt() -> None:
+    ends = [event(150.0, "finish", reason="budget"), event(170.0, "finish", reason="budget")]
+    assert History([*START, *ends]).budget_at() == 150.0
+
+
 def test_first_step_and_budget() -> None:
     history = History([*START, sample(107.0, 1, learner="learner-1"), sample(107.5, 2)])
     assert history.first_step_at() == pytest.approx(106.5)
