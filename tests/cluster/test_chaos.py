@@ -124,6 +124,7 @@ def test_a_site_goes_dark_and_comes_back(start):
     run.finish()
 
 
+@pytest.mark.slow
 def test_faults_at_random(start):
     run = start("learners=3", "chaos.seed=3", "chaos.seconds=1", "chaos.rates.kill=600", "chaos.rates.freeze=600")
     wait_for("six faults", lambda: len(run.events("fault")) >= 6)
