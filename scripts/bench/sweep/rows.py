@@ -24,6 +24,8 @@ LARGE = (*SMALL, "model.hidden=128", "model.heads=4", "model.intermediate=344", 
 """0.6 million."""
 SIZES = {"small": SMALL, "large": LARGE}
 LRS = {"adamw": ("2e-3", "4e-3", "8e-3"), "muon": ("8e-3", "12e-3", "16e-3")}
+LOWER = {"adamw": LRS["adamw"], "muon": ("6e-3", "8e-3", "12e-3")}
+"""Fewer learners, whose steps are larger, do better with less."""
 
 INT4 = ("diloco.codec_up=int4", "diloco.codec_down=int4")
 FP4 = ("diloco.codec_up=fp4", "diloco.codec_down=fp4")
@@ -55,6 +57,8 @@ class Row:
     """Belongs to the core table: three seeds and the whole token budget. Others have one, and half of the tokens."""
     tune: bool = False
     """Tries all learning rates; a row that does not takes the best of the row it varies."""
+    lower: bool = False
+    """Tries lower learning rates than the others do."""
     like: str = ""
     """The row that it varies, and is compared with seed by seed."""
     note: str = ""
@@ -67,7 +71,7 @@ class Row:
     @property
     def lrs(self) -> tuple[str, ...]:
         """Learning rates to try."""
-        return LRS[self.optimizer]
+        return LOWER[self.optimizer] if self.lower else LRS[self.optimizer]
 
     @property
     def baseline(self) -> str:
@@ -95,9 +99,9 @@ def _both(optimizer: str) -> list[Row]:
     two = ("learners=2", "train.batch_size=16", *INT4)
     one = ("diloco.average=0",)
     rows = [
-        Row(data_parallel, one, optimizer, data_parallel=True, core=True, tune=True),
+        Row(data_parallel, one, optimizer, data_parallel=True, core=True, tune=True, lower=True),
         Row(int4, INT4, optimizer, core=True, tune=True, like=data_parallel),
-        Row(m2, two, optimizer, core=True, tune=True, like=int4),
+        Row(m2, two, optimizer, core=True, tune=True, lower=True, like=int4),
         Row(half, one, optimizer, data_parallel=True, like=data_parallel, note=HALF),
         Row(averaged, (), optimizer, data_parallel=True, like=half, note="Θ̄ of the weights"),
         Row(int4_half, INT4, optimizer, like=int4, note=HALF),
@@ -191,7 +195,7 @@ def _large() -> list[Row]:
         data_parallel = _named("data_parallel", optimizer, "", "large")
         decoupled = _named("decoupled_m4", optimizer, "int4", "large")
         rows += [
-            Row(data_parallel, ("diloco.average=0",), optimizer, "large", data_parallel=True, tune=True),
+            Row(data_parallel, ("diloco.average=0",), optimizer, "large", data_parallel=True, tune=True, lower=True),
             Row(decoupled, INT4, optimizer, "large", tune=True, like=data_parallel),
         ]
     return rows
