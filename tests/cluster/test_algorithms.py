@@ -90,3 +90,31 @@ def test_data_parallel_goes_on_after_a_learner_was_killed(start):
     summary = completed(run)
     assert set(summary["tokens_discarded"]) <= {"died"}
     assert summary["learners"]["learner-1"]["incarnations"] == 2
+
+
+def test_elastic_data_parallel_goes_on_without_the_dead_and_takes_them_back_in(start):
+    run = start(
+        "algo=data_parallel",
+        "train.elastic=true",
+        "learners=3",
+        "+pools.dark.learners=1",
+        "chaos.faults=[{kind: kill_site, target: dark, at_s: 2, seconds: 20}]",
+    )
+    (dark,) = (name for name in run.config.learner_ids if run.config.pool_of(name).name == "dark")
+    others = [name for name in run.config.learner_ids if name != dark]
+    struck = wait_for("it is gone", lambda: run.events("fault"))[0]
+
+    def steps(name: str) -> int:
+        status = run.status(name)
+        return status.steps if status is not None and status.state == "training" else 0
+
+    before = {name: run.learner(name).steps for name in others}
+    wait_for("the others go on", lambda: all(steps(name) > before[name] + 20 for name in others))
+    assert time.time() < struck["ends_at"]
+    back = wait_for("it is back", lambda: (s := run.status(dark)) and s.incarnation > struck["incarnation"] and s)
+    wait_for("it steps with them", lambda: (s := run.status(dark)) and s.incarnation and s.steps > 20)
+    first = {name: run.learner(name).steps for name in run.config.learner_ids}
+    wait_for("all step", lambda: all(steps(name) > first[name] + 20 for name in run.config.learner_ids))
+    assert [run.learner(name).incarnation for name in others] == [1, 1]
+    assert back.incarnation > 1
+    run.finish()
