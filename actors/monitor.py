@@ -54,6 +54,11 @@ class Monitor:
         """Put an event on the tape, now or once the syncer is back; it may come twice."""
         self.tell("note", kind, {"at": time.time(), **fields})
 
+    @property
+    def behind(self) -> bool:
+        """Whether there is something that the syncer has not been told yet."""
+        return bool(self._backlog)
+
     def tell(self, method: str, *args: Any) -> None:
         """Call the syncer now or once it is back, in order; it may be called twice."""
         self._backlog.append((method, args))

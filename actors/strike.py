@@ -53,6 +53,8 @@ class Striker:
         self._merging_since: float | None = None
         self._ended: int | None = None
         """Process id of a ledger that was killed, until the next one answers."""
+        self._doomed = False
+        """This process is to be killed, once the tape knows: the next one would do it again."""
 
     def recall(self) -> None:
         """Read from the tape what a supervisor before this one did."""
@@ -94,6 +96,8 @@ class Striker:
         merging_s = None if self._merging_since is None else time.time() - self._merging_since
         for planned in self._plan.due(self._struck, syncer.tokens, merging_s):
             self._strike(planned)
+        if self._doomed and not self._monitor.behind:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     # ---- whom
 
@@ -113,7 +117,7 @@ class Striker:
         elif kind == "kill_supervisor":
             here = ray.get_runtime_context().get_node_id()
             self._note(planned, SUPERVISOR, 0, None, pid=os.getpid(), node=here)
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._doomed = True
         else:
             self._strike_service(planned)
 
@@ -153,14 +157,13 @@ class Striker:
         on_node = [other for other in self._lookout.learners.values() if other.node_id == victim.node_id]
         for other in on_node if fault.kind == "kill_node" else [victim]:
             self._note(planned, other.learner, other.incarnation, other, **also)
-        handle = self._fleet.find(victim.learner)
         match fault.kind:
             case "slow":
                 self._try(slow_down, victim.node_id, victim.pid, fault.factor, fault.seconds)
-            case "mute" if handle is not None:
-                handle.mute.remote(fault.seconds)
-            case "corrupt" if handle is not None:
-                handle.corrupt.remote(fault.how or "flip", fault.seconds)
+            case "mute":
+                self._tell(victim.learner, "mute", fault.seconds)
+            case "corrupt":
+                self._tell(victim.learner, "corrupt", fault.how or "flip", fault.seconds)
             case "kill_node":
                 self._try(kill_node, victim.node_id)
             case _:
@@ -217,6 +220,11 @@ class Striker:
 
     def _send(self, node_id: str, pid: int, number: signal.Signals) -> None:
         self._try(send_signal, node_id, pid, number)
+
+    def _tell(self, learner: str, method: str, *args: Any) -> None:
+        handle = self._fleet.find(learner)
+        if handle is not None:
+            getattr(handle, method).remote(*args)
 
     def _try(self, do: Callable[..., None], *args: Any) -> None:
         """A victim may have gone by itself."""
