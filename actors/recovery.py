@@ -28,7 +28,7 @@ DONATE_S = 10.0
 
 def recover(spec: RunSpec, learner: str, welcome: Welcome, loop: InnerLoop) -> str:
     """Give a loop the optimizer state that `train.recovery` says. Returns the donor's name, `checkpoint` or `fresh`."""
-    if welcome.tokens_processed == 0:  # the run has just begun
+    if welcome.tokens_processed == 0 or not _travels(spec):  # the run has just begun
         return FRESH
     for source, get in _sources(spec, learner, welcome):
         try:
@@ -39,6 +39,11 @@ def recover(spec: RunSpec, learner: str, welcome: Welcome, loop: InnerLoop) -> s
         except (RayError, ValueError, OSError, TimeoutError) as error:
             _log.warning("no optimizer state from %s: %s", source, error)
     return FRESH
+
+
+def _travels(spec: RunSpec) -> bool:
+    """Whether anybody may ask for a copy of optimizer state. A group that shares gradients hands it round itself."""
+    return spec.config.train.recovery != FRESH and spec.config.algo != "data_parallel"
 
 
 def _sources(spec: RunSpec, learner: str, welcome: Welcome) -> Iterator[tuple[str, Source]]:
@@ -66,12 +71,13 @@ class Kept:
     def __init__(self, spec: RunSpec, learner: str, stop: threading.Event):
         self._spec, self._learner, self._stop = spec, learner, stop
         self._states: States | None = None
-        if spec.config.train.recovery == CHECKPOINT:
+        self._travels = _travels(spec)
+        if self._travels and spec.config.train.recovery == CHECKPOINT:
             threading.Thread(target=self._write_now_and_then, name="moments", daemon=True).start()
 
     def stepped(self, steps: int, loop: InnerLoop) -> None:
         """After an inner step: time for another copy?"""
-        if steps % self._spec.config.train.moments_every_steps == 0:
+        if self._travels and steps % self._spec.config.train.moments_every_steps == 0:
             self._states = loop.moments()
 
     def packed(self) -> Payload | None:

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-OF_A_SHAPE = ("exp_avg", "exp_avg_sq", "momentum_buffer")
-"""Of AdamW and Muon; each has the shape of its parameter."""
 COUNT = "step"
 """Of AdamW: steps that the moments have seen."""
+ADAMW, MUON = {"exp_avg", "exp_avg_sq", COUNT}, {"momentum_buffer"}
+"""What each keeps of a parameter; all but the count have its shape."""
 States = list[dict[str, Any]]
 
 
@@ -38,10 +38,9 @@ def packed(states: States) -> bytes:
     tensors = {}
     for i, state in enumerate(states):
         for k, entry in state["state"].items():
-            for name in (*OF_A_SHAPE, COUNT):
-                if name in entry:
-                    value = torch.as_tensor(entry[name]).detach()
-                    tensors[f"{i}/{k}/{name}"] = value.to("cpu", torch.float32).contiguous()
+            for name in sorted(entry.keys() & (ADAMW | MUON)):
+                value = torch.as_tensor(entry[name]).detach()
+                tensors[f"{i}/{k}/{name}"] = value.to("cpu", torch.float32).contiguous()
     return save(tensors)
 
 
@@ -63,11 +62,13 @@ def unpacked(data: bytes, optimizers: Sequence[torch.optim.Optimizer]) -> States
             entry = states[int(i)]["state"].setdefault(int(k), {})
         except (ValueError, IndexError) as error:
             raise Unusable(f"no parameter is meant by {key}") from error
-        if name not in (*OF_A_SHAPE, COUNT) or value.shape != (torch.Size() if name == COUNT else shape):
+        if value.shape != (torch.Size() if name == COUNT else shape):
             raise Unusable(f"{key} has the shape {tuple(value.shape)}, its parameter {tuple(shape)}")
         if not bool(torch.isfinite(value).all()):
             raise Unusable(f"{key} is not finite")
         entry[name] = value
     if not tensors or any(len(state["state"]) != len(of) for state, of in zip(states, shapes, strict=True)):
         raise Unusable("some parameters have no moments")
+    if any(set(entry) not in (ADAMW, MUON) for state in states for entry in state["state"].values()):
+        raise Unusable("what it has of a parameter is neither AdamW's nor Muon's")
     return states

@@ -60,6 +60,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     bad[0]["state"][0]["exp_avg"][0, 0] = float("nan")
     half = other.moments()
     del half[0]["state"][0]
+    lacking = other.moments()
+    del lacking[0]["state"][0]["step"]
     before = packed(joiner.moments())
     larger, muon = loop("adamw", hidden=64), loop("muon")
     steps(larger, 1)
@@ -71,6 +73,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
         good[: len(good) // 2],
         packed(bad),
         packed(half),
+        packed(lacking),
         packed(larger.moments()),
     ):
         with pytest.raises(Unusable):
