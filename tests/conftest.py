@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from tests.processes import gone
+from below import marked
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
@@ -20,22 +20,12 @@ os.environ[MARK] = str(os.getpid())
 REAP_S = 15.0
 
 
-def _descendants() -> list[psutil.Process]:
-    return [p for p in psutil.process_iter() if _ours(p) and not gone(p)]
-
-
-def _ours(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return process.environ().get(MARK) == str(os.getpid())
-    return False
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _leaves_no_process_behind():
     """Processes that a test started must end with the session; what does not is ended here and fails the session."""
     yield
     deadline = time.monotonic() + REAP_S
-    while (left := _descendants()) and time.monotonic() < deadline:
+    while (left := marked(MARK, str(os.getpid()))) and time.monotonic() < deadline:
         time.sleep(0.2)
     names = []
     for process in left:

@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 
+from options import names_among, positive
 from sweep.both_ways import both_ways
 from sweep.figures import figures, table
 from sweep.report import draw, write_table
@@ -61,11 +62,16 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Quality at equal tokens.")
-    parser.add_argument("--rows", type=_rows, help="names, separated by commas; by default all of one size")
+    rows = names_among(ROWS, "no such row; --list names them")
+    parser.add_argument(
+        "--rows",
+        type=rows,
+        help="names, separated by commas; by default all of one size",
+    )
     parser.add_argument("--size", choices=sorted(SIZES), help="model size of the rows; small by default")
     parser.add_argument("--core", action="store_true", help="only the rows of the core table")
-    parser.add_argument("--seeds", type=_positive, help="seeds of every row")
-    parser.add_argument("--tokens", type=_positive, help=f"token budget of the core table; {TOKENS:,} by default")
+    parser.add_argument("--seeds", type=positive, help="seeds of every row")
+    parser.add_argument("--tokens", type=positive, help=f"token budget of the core table; {TOKENS:,} by default")
     parser.add_argument("--both-ways", action="store_true", help="run some rows stepped and by the real actors")
     parser.add_argument("--report", action="store_true", help="run nothing; write the page and the picture")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
@@ -75,19 +81,6 @@ def _arguments() -> argparse.Namespace:
     if arguments.size is None and not arguments.report and not arguments.list:
         arguments.size = "small"
     return arguments
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text}: a whole number above 0 is needed")
-    return int(text)
-
-
-def _rows(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if unknown := [name for name in names if name not in ROWS]:
-        raise argparse.ArgumentTypeError(f"{','.join(unknown)}: no such row; --list names them")
-    return names
 
 
 def _names(core: bool, size: str | None) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 
 from app.config import load
 from app.stepped_run import Schedule, train_decoupled
+from options import positive
 from sweep.rows import SMALL
 
 DATA = Path(__file__).resolve().parents[2] / "runs" / "quality-data"
@@ -52,8 +53,8 @@ class Excess:
 def main() -> int:
     """Run, compare, print."""
     parser = argparse.ArgumentParser(description="What the optimizer state is worth after a rejoin.")
-    parser.add_argument("--tokens", type=int, default=1_638_400)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--tokens", type=positive, default=1_638_400)
+    parser.add_argument("--seeds", type=positive, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     figures, rows = {}, []
@@ -64,6 +65,8 @@ def main() -> int:
             config = load([*SMALL, *overrides, *dials, f"run.seed={seed}"])
             schedule = Schedule(kill_every_s=KILL_EVERY_S)
             losses.append(train_decoupled(config, DATA, schedule, excess.step).loss)
+        if any(not excess.found[window] for window in WINDOWS):
+            parser.error("--tokens: too few for a learner to die, come back and step")
         by_window = {f"{low}-{high}": statistics.mean(excess.found[low, high]) for low, high in WINDOWS}
         cells = " | ".join(f"{value:+.3f}" for value in by_window.values())
         rows.append(f"| {policy} | {cells} | {statistics.mean(losses):.4f} |")

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from options import names_among, positive
 from storming.figures import Run, figures, missed, table
 from storming.picture import draw
 from storming.runs import KINDS, Storm, tokens_per_s, train
@@ -26,9 +27,13 @@ def main() -> int:
     arguments = _arguments()
     storm = Storm(arguments.learners, arguments.seconds, tuple(arguments.kinds), arguments.rate, arguments.seed)
     folder = Path(arguments.dir or tempfile.mkdtemp(prefix="diloco-storm-"))
-    tokens = arguments.tokens or int(tokens_per_s(storm, folder / "probe", WARM_UP_S) * arguments.seconds)
-    print(f"{tokens:,} tokens a run; everything lies in {folder}", flush=True)
-    calm, rough = (Run.of(train(storm, folder / name, tokens, name == "storm")) for name in ("calm", "storm"))
+    try:
+        tokens = arguments.tokens or int(tokens_per_s(storm, folder / "probe", WARM_UP_S) * arguments.seconds)
+        print(f"{tokens:,} tokens a run; everything lies in {folder}", flush=True)
+        calm, rough = (Run.of(train(storm, folder / name, tokens, name == "storm")) for name in ("calm", "storm"))
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     found = figures(storm, calm, rough)
     if arguments.picture is not None:
         draw(Path(arguments.picture), rough, calm)
@@ -40,28 +45,16 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=_positive, default=600, help="how long a run takes, about; 600 by default")
-    parser.add_argument("--learners", type=_positive, default=8, help="8 by default")
-    parser.add_argument("--kinds", type=_kinds, default=list(KINDS), help=f"kinds of faults: {','.join(KINDS)} (all)")
-    parser.add_argument("--rate", type=_positive, default=150, help="faults an hour, of all kinds; 150 by default")
+    parser.add_argument("--seconds", type=positive, default=600, help="how long a run takes, about; 600 by default")
+    parser.add_argument("--learners", type=positive, default=8, help="8 by default")
+    kinds = names_among(KINDS, f"allowed are {', '.join(KINDS)}")
+    parser.add_argument("--kinds", type=kinds, default=list(KINDS), help=f"kinds of faults: {','.join(KINDS)} (all)")
+    parser.add_argument("--rate", type=positive, default=150, help="faults an hour, of all kinds; 150 by default")
     parser.add_argument("--seed", type=int, default=1, help="decides moments and victims; 1 by default")
-    parser.add_argument("--tokens", type=_positive, help="token budget of a run; by default as many as fit the seconds")
+    parser.add_argument("--tokens", type=positive, help="token budget of a run; by default as many as fit the seconds")
     parser.add_argument("--dir", help="where the runs lie; by default in a new temporary folder")
     parser.add_argument("--picture", help="a PNG to draw")
     return parser.parse_args()
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text}: a whole number above 0 is needed")
-    return int(text)
-
-
-def _kinds(text: str) -> list[str]:
-    kinds = [kind.strip() for kind in text.split(",")]
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise argparse.ArgumentTypeError(f"{','.join(unknown)}: allowed are {', '.join(KINDS)}")
-    return kinds
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from actors.start import attach, dismiss, find_supervisor, start_supervisor, sta
 from app.config import load
 from app.run import tape
 from app.run.folder import open_folder
-from tests.processes import gone
+from below import gone
 from tests.small import SMALL
 
 T = TypeVar("T")

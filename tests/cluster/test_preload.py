@@ -11,10 +11,9 @@ import pytest
 import ray
 
 from actors.preload import py_executable
-from below import raylet_of
+from below import gone, raylet_of
 from tests.cluster.harness import wait_for
 from tests.probe import Probe
-from tests.processes import gone
 
 pytestmark = pytest.mark.timeout(120)
 CALL_S = 60.0

@@ -5,8 +5,8 @@ import pytest
 import ray
 
 from actors.spec import SUPERVISOR
+from below import gone
 from tests.cluster.harness import LiveRun, kill, wait_for
-from tests.processes import gone
 
 pytestmark = pytest.mark.timeout(240)
 

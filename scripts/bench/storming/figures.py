@@ -10,8 +10,11 @@ from typing import Any
 
 from app.run import tape
 from app.run.final_report import PHASES
+from app.run.folder import TAPE
 from app.run.history import History
-from storming.runs import Finished, Storm, median, summary_of
+from app.run.storage import open_store
+from app.run.summary import read_summary
+from storming.runs import Finished, Storm, median
 
 KILLS = ("kill", "kill_worker", "preempt")
 """Faults that cost the start of a process."""
@@ -33,8 +36,8 @@ class Run:
         """Read its files. Raises RuntimeError when it failed."""
         if finished.code:
             raise RuntimeError(f"the run has failed with {finished.code}: {finished.folder.with_suffix('.log')}")
-        history = History(tape.read(finished.folder / "events.jsonl")[0])
-        return cls(finished, summary_of(finished.folder), history)
+        history = History(tape.read(finished.folder / TAPE)[0])
+        return cls(finished, read_summary(open_store(str(finished.folder))), history)
 
     @property
     def training_s(self) -> float:
@@ -58,7 +61,7 @@ def figures(storm: Storm, calm: Run, rough: Run) -> Figures:
     restarts = [event["cpu_s"] for event in rough.history.of("join") if event["incarnation"] > 1]
     restart_cpu_s = median(restarts) or 0.0
     cores = os.cpu_count() or 1
-    share = 1 - sum(restarts) / (cores * rough.training_s)
+    share = 1 - len(kills) * restart_cpu_s / (cores * rough.training_s)
     work = rough.summary["work"]
     return {
         "seconds": rough.training_s,

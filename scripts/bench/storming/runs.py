@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import statistics
@@ -10,14 +9,13 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from app.config import load
 from app.run import tape
+from app.run.folder import TAPE
+from below import marked
 
 ROOT = Path(__file__).resolve().parents[3]
 KINDS = dict(load(["chaos=storm"]).chaos.rates.items())
@@ -77,7 +75,7 @@ def train(storm: Storm, folder: Path, tokens: int, faults: bool) -> Finished:
             bare.append(_bare_start())
         time.sleep(1.0)
     deadline = time.monotonic() + LEAVE_S
-    while (left := list(_marked(mark))) and time.monotonic() < deadline:
+    while (left := marked(MARK, mark)) and time.monotonic() < deadline:
         time.sleep(0.5)
     for each in left:
         each.kill()
@@ -87,7 +85,7 @@ def train(storm: Storm, folder: Path, tokens: int, faults: bool) -> Finished:
 def tokens_per_s(storm: Storm, folder: Path, most_s: float) -> float:
     """How fast the machine trains when all learners do: a run that is stopped once it was measured."""
     process = _start(storm, folder, ["train.tokens=1000000000", "eval.every_tokens=1000000000"], uuid.uuid4().hex)
-    path, deadline = folder / "events.jsonl", time.monotonic() + most_s + MEASURE_S
+    path, deadline = folder / TAPE, time.monotonic() + most_s + MEASURE_S
     first: dict[str, float] = {}
     try:
         while process.poll() is None:
@@ -113,24 +111,10 @@ def _start(storm: Storm, folder: Path, overrides: list[str], mark: str) -> subpr
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
-def _marked(mark: str) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-        except psutil.Error:
-            continue
-
-
 def _bare_start() -> float:
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", BARE_START], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return time.monotonic() - began
-
-
-def summary_of(folder: Path) -> dict[str, object]:
-    """The run's figures."""
-    return dict(json.loads((folder / "summary.json").read_text()))
 
 
 def median(values: list[float]) -> float | None:
