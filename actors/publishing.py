@@ -91,9 +91,11 @@ class Publisher:
             self._note("payload_lost", round=contribution.round, learner=given.learner, error=str(error))
 
     def _untold(self, later: Sequence[Entry]) -> list[dict[str, Any]]:
+        merges = [record for record in later if record.meta["kind"] == "merge"]
+        if not merges:
+            return []
         told = {(e["fragment"], e["version"]) for e in tape.read(self._spec.tape)[0] if e["kind"] == "merge"}
         fields = ("fragment", "round", "version", "clock", "share", "contains")
-        merges = [record for record in later if record.meta["kind"] == "merge"]
         return [
             {name: r.meta[name] for name in fields} | {"digest": digest(r.tensors.get("theta_hat", r.tensors["theta"]))}
             for r in merges

@@ -32,14 +32,16 @@ class FaultPlan:
 
     def due(self, struck: Collection[str], tokens: int, merging_s: float | None) -> list[Planned]:
         """What should have struck by now and has not; `merging_s`: seconds since the first merge, None before it."""
-        due = []
-        for i, fault in enumerate(self._chaos.faults):
-            by_time = fault.at_s is not None
-            late = merging_s is not None and fault.at_s is not None and merging_s >= fault.at_s
-            if str(i) not in struck and (late if by_time else tokens >= fault.at * self._budget):
-                due.append(Planned(str(i), fault))
-        self._draw(-1.0 if merging_s is None else merging_s)
-        return due + [planned for planned in self._drawn if planned.id not in struck]
+        listed = [Planned(str(i), fault) for i, fault in enumerate(self._chaos.faults)]
+        due = [planned for planned in listed if self._has_come(planned.fault, tokens, merging_s)]
+        if merging_s is not None:
+            self._draw(merging_s)
+        return [planned for planned in (*due, *self._drawn) if planned.id not in struck]
+
+    def _has_come(self, fault: Fault, tokens: int, merging_s: float | None) -> bool:
+        if fault.at_s is None:
+            return tokens >= fault.at * self._budget
+        return merging_s is not None and merging_s >= fault.at_s
 
     def _draw(self, merging_s: float) -> None:
         for kind, moments in self._moments.items():

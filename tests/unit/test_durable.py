@@ -20,14 +20,7 @@ def run(hand: Hand, moves: int, start: int = 0) -> Hand:
         if move == 3:
             hand.feed(Lost("b", 1, "exit"))
             hand.join("b")
-        for name in ("a", "b"):
-            hand.step(name, 2, change=0.1 * (move + 1))
-        for name in ("a", "b"):
-            hand.poll(name)
-        for p in sorted(hand.protocol.rounds):
-            for name in ("a", "b"):
-                hand.answer(name, p)
-        hand.publish()
+        hand.work(0.1 * (move + 1), "a", "b")
         for name in ("a", "b"):
             hand.adopt(name)
     return hand

@@ -103,14 +103,7 @@ class OnDisk(Hand):
         for name in ("a", "b"):
             self.join(name)
         for _ in range(count):
-            for name in ("a", "b"):
-                self.step(name, 2, change=0.1)
-            for name in ("a", "b"):
-                self.poll(name)
-            for p in sorted(self.protocol.rounds):
-                for name in ("a", "b"):
-                    self.answer(name, p)
-            self.publish()
+            self.work(0.1, "a", "b")
             note()
             for name in ("a", "b"):
                 self.adopt(name)

@@ -152,6 +152,17 @@ class Hand:
             self.journal.append(through_json(merge_record(self.protocol, result)))
             self.feed(Published(result))
 
+    def work(self, change: float, *names: str) -> None:
+        """Two inner steps of these learners, and the versions that come of them."""
+        for name in names:
+            self.step(name, 2, change=change)
+        for name in names:
+            self.poll(name)
+        for p in sorted(self.protocol.rounds):
+            for name in names:
+                self.answer(name, p)
+        self.publish()
+
     def adopt(self, name: str) -> None:
         for offer in self.poll(name).offers:
             self.replicas[name].receive(offer)
