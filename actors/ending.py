@@ -86,6 +86,7 @@ def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: Fin
         global_step=syncer.clock if syncer is not None else 0,
         evals=() if final is None else _evals(final),
         started_at=history.started_at,
+        samples=history.samples(),
         first_step_at=history.first_step_at(),
         budget_at=history.budget_at(),
         ended_at=history.ended_at,

@@ -1,6 +1,7 @@
-"""A learner's data: blocks leased ahead from the ledger, cut into batches.
+"""A learner's data: blocks leased ahead from the ledger, cut into batches in the order of their leases.
 
-The ledger may die and come back; the learner steps on with what it has leased.
+The ledger may die and come back; the learner steps on with what it has leased. It says nothing of its progress to the
+ledger: what became of its samples follows from what the syncer merges.
 """
 
 from __future__ import annotations
@@ -20,25 +21,23 @@ import torch
 from ray.exceptions import RayError
 
 from actors.spec import LEDGER, RunSpec
-from app.learning.blocks import Lease, Permutation, StaleIncarnation
+from app.learning.blocks import Permutation
 from app.learning.data import PreparedData
+from app.learning.leases import Lease, StaleIncarnation
 
 _log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 10.0
 RETRY_S = 0.2
 WAIT_S = 0.2
-RENEWALS_PER_BLOCK = 4
-"""How often a block's progress is told to the ledger, so that a death returns only the rest of it."""
 
 
 @dataclass
 class _Block:
     """A leased block and how far it is used up."""
 
-    lease: Lease
     rows: npt.NDArray[np.int64]
-    used: int
+    used: int = 0
 
     def take(self, count: int) -> npt.NDArray[np.int64]:
         taken = self.rows[self.used : self.used + count]
@@ -64,9 +63,7 @@ class Feed:
         self._permutation = Permutation(spec.config.run.seed, len(data.train), config.block_samples)
         self._leases: queue.Queue[Lease] = queue.Queue(maxsize=config.leases_ahead)
         self._blocks: deque[_Block] = deque()
-        self._messages: queue.SimpleQueue[tuple[str, tuple[Lease | int, ...]]] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._ledger: Any = None
         self._thread = threading.Thread(target=guarded(self._lease_ahead), name="feed", daemon=True)
 
     def start(self) -> None:
@@ -95,39 +92,19 @@ class Feed:
             lease = self._leases.get(timeout=WAIT_S)
         except queue.Empty:
             return False
-        rows = self._permutation.indices(lease.epoch, lease.block)
-        self._blocks.append(_Block(lease, rows, lease.start))
+        rows = self._permutation.indices(lease.epoch, lease.block)[lease.start : lease.end]
+        self._blocks.append(_Block(rows))
         return True
 
     def _take(self, wanted: int) -> npt.NDArray[np.int64]:
         taken: list[npt.NDArray[np.int64]] = []
         while wanted > 0:
             block = self._blocks[0]
-            before = block.used
             taken.append(block.take(wanted))
             wanted -= len(taken[-1])
             if block.used == len(block.rows):
                 self._blocks.popleft()
-                self._tell("done", block.lease)
-            elif self._mark(block, before) != self._mark(block, block.used):
-                self._tell("renew", block.lease, block.used)
         return np.concatenate(taken)
-
-    def _mark(self, block: _Block, used: int) -> int:
-        return used * RENEWALS_PER_BLOCK // len(block.rows)
-
-    def _tell(self, method: str, *args: Lease | int) -> None:
-        """Leave a message for the ledger; the feed's own thread sends it, so that training never touches Ray."""
-        self._messages.put((method, args))
-
-    def _send_messages(self) -> None:
-        """Messages may be lost: the ledger then issues a little too much again."""
-        while not self._messages.empty():
-            method, args = self._messages.get()
-            try:
-                getattr(self._ledger, method).remote(*args)
-            except RayError as error:
-                _log.info("ledger away: %s", error)
 
     def _lease_ahead(self) -> None:
         request = 0
@@ -138,7 +115,6 @@ class Feed:
                 continue
             request += 1
             while not self._stop.is_set():
-                self._send_messages()
                 try:
                     self._leases.put(lease, timeout=WAIT_S)
                     break
@@ -147,8 +123,8 @@ class Feed:
 
     def _lease(self, request: int) -> Lease | None:
         try:
-            self._ledger = ray.get_actor(LEDGER, namespace=self._spec.namespace)
-            call = self._ledger.lease.remote(self._learner, self._incarnation, request)
+            ledger: Any = ray.get_actor(LEDGER, namespace=self._spec.namespace)
+            call = ledger.lease.remote(self._learner, self._incarnation, request)
             lease: Lease | None = ray.get(call, timeout=CALL_TIMEOUT_S)
             return lease
         except StaleIncarnation:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 
 from actors.service import Whereabouts, whereabouts
-from app.learning.blocks import Lease, LeaseBook, Permutation
+from app.diloco.messages import Consumed
+from app.learning.blocks import Permutation
+from app.learning.leases import Counts, Lease, LeaseBook
 from app.run.storage import open_store
 
 STATE = "ledger.json"
@@ -24,10 +27,12 @@ class Ledger:
     def __init__(self, checkpoints: str, seed: int, samples: int, block_samples: int):
         """Plain values, not the run's whole description: this process needs no torch, so it is up at once."""
         self._store = open_store(checkpoints)
+        blocks = Permutation(seed, samples, block_samples)
         if self._store.exists(STATE):
-            self._book = LeaseBook.from_state(json.loads(self._store.read(STATE)))
+            self._book = LeaseBook.from_state(blocks, json.loads(self._store.read(STATE)))
         else:
-            self._book = LeaseBook(Permutation(seed, samples, block_samples).blocks)
+            self._book = LeaseBook(blocks)
+        self._saved = True
 
     def pid(self) -> int:
         """Process id."""
@@ -43,23 +48,17 @@ class Ledger:
         self._save()
         return lease
 
-    def renew(self, lease: Lease, start: int) -> None:
-        """Samples before `start` of this block are used."""
-        if self._book.renew(lease, start):
+    def consume(self, consumed: Sequence[Consumed]) -> Counts | None:
+        """Take note of what the syncer's journal says; None when that could not be made durable."""
+        changed = [self._book.consume(c.learner, c.incarnation, c.used, c.taken, c.ended) for c in consumed]
+        if any(changed) or not self._saved:
             self._save()
-
-    def done(self, lease: Lease) -> None:
-        """All samples of this block are used."""
-        if self._book.done(lease):
-            self._save()
-
-    def drop(self, learner: str, incarnation: int) -> None:
-        """This incarnation is gone: its blocks, or what is left of them, are issued again."""
-        self._book.drop(learner, incarnation)
-        self._save()
+        return self._book.counts if self._saved else None
 
     def _save(self) -> None:
         try:
             self._store.write(STATE, json.dumps(self._book.state()).encode())
+            self._saved = True
         except OSError:
+            self._saved = False
             _log.exception("the ledger's state can't be written")

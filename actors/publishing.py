@@ -21,7 +21,7 @@ from app.diloco.codec import digest
 from app.diloco.durable import Durable, merge_record, restore, whole_state
 from app.diloco.events import Event, Published, PublishFailed, Record, Recorded, RecordFailed
 from app.diloco.job import MergeJob
-from app.diloco.messages import Contribution
+from app.diloco.messages import Consumed, Contribution
 from app.diloco.protocol import Protocol
 from app.run import tape
 from app.run.journal import Fenced, Journal
@@ -36,9 +36,18 @@ _log = logging.getLogger(__name__)
 class Publisher:
     """The journal of one syncer process, and the two threads that work for it."""
 
-    def __init__(self, spec: RunSpec, feed: Callable[[Event], None], note: Callable[..., None]):
-        """Claim the next epoch and read the state back. `feed` takes events for the protocol, `note` for the tape."""
-        self._spec, self._feed, self._note = spec, feed, note
+    def __init__(
+        self,
+        spec: RunSpec,
+        feed: Callable[[Event], None],
+        note: Callable[..., None],
+        consumed: Callable[[Sequence[Consumed]], None],
+    ):
+        """Claim the next epoch and read the state back.
+
+        `feed` takes events for the protocol, `note` for the tape, `consumed` what is durable of samples' use.
+        """
+        self._spec, self._feed, self._note, self._consumed = spec, feed, note, consumed
         self._compute = ThreadPoolExecutor(1, "merge")
         self._disk = ThreadPoolExecutor(1, "journal")
         self._lock = asyncio.Lock()
@@ -112,13 +121,14 @@ class Publisher:
         result = await self.compute(job.run)
         self.merge_s += time.monotonic() - started
         async with self._lock:
-            record = merge_record(self.protocol, result)
+            record, consumed = merge_record(self.protocol, result), self.protocol.books.consumed(result.contains)
             try:
                 await self._append(record)
             except OSError as error:
                 self._feed(PublishFailed(job, str(error)))
                 return
             self._feed(Published(result))
+            self._consumed(consumed)
             self._since_snapshot += 1
             if self._since_snapshot >= self._spec.config.checkpoint.snapshot_every_merges:
                 await self._try_snapshot()
@@ -153,9 +163,10 @@ class Publisher:
             self._note("journal_failed", error=f"snapshot: {error}")
 
     async def _snapshot(self) -> int:
-        state = whole_state(self.protocol)
+        state, consumed = whole_state(self.protocol), self.protocol.books.consumed()
         self._since_snapshot = 0
         seq = await self._write(lambda: self._journal.snapshot(state.meta, state.tensors))
+        self._consumed(consumed)
         self._note("snapshot", seq=seq)
         return seq
 

@@ -252,9 +252,6 @@ class Supervisor:
             fields = {"fault": reason, "target": learner, "incarnation": incarnation, "id": None}
             self._monitor.note("fault", **fields, struck_at=self._last_well(learner, incarnation, reason))
         self._monitor.tell("lost", learner, incarnation, reason)
-        ledger = self._fleet.find(LEDGER)
-        if ledger is not None:
-            ledger.drop.remote(learner, incarnation)
 
     def _last_well(self, learner: str, incarnation: int, reason: str) -> float:
         """When the fault struck, Unix time, as far as was seen: a hang began after a step, a death after an answer."""
@@ -276,7 +273,7 @@ class Supervisor:
             self._fleet.end_learners()
             if status == "completed":
                 status = self._finish()
-            self._monitor.call("snapshot")
+            self._monitor.call("conclude")
             self._summary = conclude(self._spec, status, self._lookout.syncer, self._final)
             self._monitor.note("run_ended", attempt=self._attempt, status=status)
         except Exception:

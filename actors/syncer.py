@@ -12,11 +12,13 @@ import faulthandler
 import logging
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from actors.consumption import Consumption
 from actors.learner import HANG_SIGNAL
 from actors.publishing import Publisher
 from actors.spec import RunSpec
@@ -39,7 +41,7 @@ from app.diloco.events import (
     Tick,
     Wake,
 )
-from app.diloco.messages import Contribution, Hello, Payload, Reply, Report, Welcome
+from app.diloco.messages import Consumed, Contribution, Hello, Payload, Reply, Report, Welcome
 from app.run.tape import Tape
 
 _log = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ PARK_S = 2.0
 """A poll without news is answered after this long, so that a lost one is asked again."""
 IDLE_TICK_S = 1.0
 """The machine looks at the time at least this often."""
+LEDGER_S = 5.0
+"""A run that ends waits this long for its data ledger."""
 
 
 class Denied(RuntimeError):
@@ -76,8 +80,10 @@ class Syncer:
         self._poked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
-        self._publisher = Publisher(spec, self._feed, self._write)
+        self._consumption = Consumption(spec, self._known)
+        self._publisher = Publisher(spec, self._feed, self._write, self._consumption.tell)
         self._protocol = self._publisher.protocol
+        self._consumption.tell(self._protocol.books.consumed())
         versions = [fragment.version for fragment in self._protocol.fragments]
         epoch, dropped = self._protocol.epoch, self._publisher.dropped
         settings = dataclasses.asdict(diloco)
@@ -172,9 +178,11 @@ class Syncer:
         values = [f.average.numpy().view("uint8") for f in fragments]
         return tuple(f.version for f in fragments), values, self._protocol.books.tokens
 
-    async def snapshot(self) -> int:
-        """Compact the journal now. Returns the sequence number that the snapshot stands for."""
-        return await self._publisher.snapshot()
+    async def conclude(self) -> None:
+        """At the run's end: compact the journal, and let the data ledger know what became of all samples."""
+        await self._publisher.snapshot()
+        if await self._consumption.settled(LEDGER_S) and self._consumption.counts is not None:
+            self._write("samples", **dataclasses.asdict(self._consumption.counts))
 
     async def pid(self) -> int:
         """Process id."""
@@ -191,6 +199,7 @@ class Syncer:
         if self._ticker is None:
             self._ticker = asyncio.get_running_loop().create_task(self._tick())
             self._ticker.add_done_callback(self._done)
+            self._spawn(self._consumption.run())
 
     async def _tick(self) -> None:
         while True:
@@ -224,6 +233,9 @@ class Syncer:
                 self._write(kind, **fields)
             case Ended(reason):
                 self._ended = reason
+
+    def _known(self, ended: Sequence[Consumed]) -> None:
+        self._protocol.books.told(ended)
 
     def _answer_hello(self, token: str, answer: Welcome | Denied) -> None:
         future = self._hellos.get(token)

@@ -191,17 +191,17 @@ class Worker:
     def _step(self, loop: InnerLoop, replica: Replica, batches: Sequence[torch.Tensor]) -> bool:
         """One inner step; False when the group broke, so that none was made."""
         train, peers = self._pool.train, self._peers
-        tokens = sum(batch.numel() for batch in batches)
+        tokens, samples = sum(batch.numel() for batch in batches), sum(len(batch) for batch in batches)
         lr = learning_rate(self._estimate.at(replica.tokens), train)
         if self._fresh:
             lr *= rejoin_factor(replica.steps if peers is None else peers.steps, train.rejoin_warmup_steps)
         started = time.monotonic()
         try:
-            result = loop.step(batches, lr, replica.writing(tokens), None if peers is None else peers.share)
+            result = loop.step(batches, lr, replica.writing(tokens, samples), None if peers is None else peers.share)
         except GroupBroken:
             return False
         if result.skipped:
-            replica.skip_step()
+            replica.skip_step(samples)
         self._kept.stepped(replica.steps, loop)
         own_s = time.monotonic() - started - (0.0 if peers is None else peers.shared_s)
         self._stop.wait((self._pool.settings.slowdown - 1) * own_s)

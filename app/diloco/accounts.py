@@ -1,17 +1,18 @@
 """The fate of all work: processed = merged + discarded + outstanding, in token × parameter units.
 
 A token that a learner processed is work on every fragment; each fragment's share of it has exactly one fate. Counters
-are cumulative within an incarnation, so a report may be lost or come twice.
+are cumulative within an incarnation, so a report may be lost or come twice. What became of an incarnation's samples
+follows from what durable versions hold: the data ledger is told (`Consumed`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from app.diloco.messages import Contained, Report
+from app.diloco.messages import Consumed, Contained, Report
 
 
 @dataclass
@@ -27,6 +28,10 @@ class Account:
     discarded: list[dict[str, int]]
     steps: int = 0
     tokens: int = 0
+    samples: int = 0
+    """Taken, as far as it reported."""
+    used: int = 0
+    """The newest capture that a version holds was made after this many samples."""
     seq: int = -1
     claimed: list[int] = field(default_factory=list)
     """Tokens in a round's answer or in a merge that is not durable yet; their fate waits when the learner dies."""
@@ -34,6 +39,11 @@ class Account:
     def outstanding(self, fragment: int) -> int:
         """Tokens of this fragment that have no fate yet."""
         return self.tokens - self.merged[fragment] - sum(self.discarded[fragment].values())
+
+    def hold(self, fragment: int, contained: Contained) -> None:
+        """A version of this fragment holds that contribution."""
+        self.merged[fragment] += contained.c_tokens
+        self.used = max(self.used, contained.samples)
 
     def discard_rest(self, reason: str) -> None:
         """Nothing but what is claimed stays outstanding."""
@@ -43,7 +53,7 @@ class Account:
 
     def fits(self, report: Report) -> bool:
         """Whether these counters are possible: cumulative, and no work has two fates."""
-        if report.tokens < self.tokens or report.steps < self.steps:
+        if report.tokens < self.tokens or report.steps < self.steps or report.samples < self.samples:
             return False
         spoken_for = [merged + claimed for merged, claimed in zip(self.merged, self.claimed, strict=True)]
         return all(
@@ -81,6 +91,8 @@ class Books:
         self._closed_discarded: dict[str, int] = {}
         self.per_learner: dict[str, dict[str, int]] = {}
         """Steps and tokens of each learner's ended incarnations."""
+        self.ended: dict[tuple[str, int], Consumed] = {}
+        """What became of the samples of ended incarnations, until the data ledger knows it."""
 
     @property
     def tokens(self) -> int:
@@ -118,6 +130,7 @@ class Books:
         if account is None or report.seq <= account.seq:
             return False
         account.seq, account.steps, account.tokens = report.seq, report.steps, report.tokens
+        account.samples = report.samples
         account.discarded = [dict(reasons) for reasons in report.discarded]
         return True
 
@@ -133,9 +146,23 @@ class Books:
     def merged(self, fragment: int, contained: Contained) -> None:
         """A version that holds this contribution is durable."""
         account = self._find(contained.learner, contained.incarnation)
-        account.merged[fragment] += contained.c_tokens
+        account.hold(fragment, contained)
         account.claimed[fragment] = 0
         self._settle()
+
+    def consumed(self, contains: Sequence[Contained] = ()) -> tuple[Consumed, ...]:
+        """What is known of every incarnation's samples once a version that `contains` this is durable."""
+        used = {(c.learner, c.incarnation): c.samples for c in contains}
+        going_on = tuple(
+            Consumed(a.learner, a.incarnation, max(a.used, used.get((a.learner, a.incarnation), 0)), a.samples, False)
+            for a in self._accounts()
+        )
+        return (*going_on, *self.ended.values())
+
+    def told(self, consumed: Sequence[Consumed]) -> None:
+        """The data ledger knows this, for good."""
+        for entry in consumed:
+            self.ended.pop((entry.learner, entry.incarnation), None)
 
     def close(self, learner: str, incarnation: int, reason: str) -> None:
         """This incarnation gives nothing more: what is outstanding is discarded for `reason`.
@@ -194,6 +221,8 @@ class Books:
             ended = self.per_learner.setdefault(account.learner, {"steps": 0, "tokens": 0})
             ended["steps"] += account.steps
             ended["tokens"] += account.tokens
+            who = (account.learner, account.incarnation)
+            self.ended[who] = Consumed(*who, account.used, account.samples, True)
         self._dying = still_dying
 
     def state(self) -> dict[str, Any]:
@@ -209,6 +238,8 @@ class Books:
                     "discarded": a.discarded,
                     "steps": a.steps,
                     "tokens": a.tokens,
+                    "samples": a.samples,
+                    "used": a.used,
                     "seq": a.seq,
                     "dying": a in self._dying,
                 }
@@ -218,6 +249,7 @@ class Books:
             "closed": self._closed,
             "closed_discarded": self._closed_discarded,
             "per_learner": self.per_learner,
+            "ended": [asdict(entry) for entry in self.ended.values()],
         }
         return copy.deepcopy(state)
 
@@ -234,6 +266,8 @@ class Books:
         books._closed = dict(state["closed"])
         books._closed_discarded = dict(state["closed_discarded"])
         books.per_learner = {k: dict(v) for k, v in state["per_learner"].items()}
+        ended = [Consumed(**entry) for entry in state.get("ended", ())]
+        books.ended = {(entry.learner, entry.incarnation): entry for entry in ended}
         for entry in copy.deepcopy(state["open"]):
             dying = entry.pop("dying")
             account = Account(**entry, claimed=[0] * len(books._numels))
@@ -242,7 +276,7 @@ class Books:
             else:
                 books._open[account.learner] = account
         for fragment, contained in merged:
-            books._find(contained.learner, contained.incarnation).merged[fragment] += contained.c_tokens
+            books._find(contained.learner, contained.incarnation).hold(fragment, contained)
         books._settle()
         return books
 

@@ -148,6 +148,7 @@ def contained_in(answer: Answer, version: int, weight: float) -> Contained:
         c_steps=given.c_steps,
         c_tokens=given.c_tokens,
         weight=weight,
+        samples=given.report.samples,
     )
 
 

@@ -68,6 +68,8 @@ class Report:
     """The learner was told to finish and has stopped stepping."""
     need_full: tuple[int, ...] = ()
     """Fragments whose digest did not match: the next offer of each must be a full fragment."""
+    samples: int = 0
+    """Samples that its steps took, those of steps that wrote nothing included."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,23 @@ class Contained:
     c_steps: int
     c_tokens: int
     weight: float
+    samples: int = 0
+    """Samples that the learner's steps had taken at capture: work on them is in this version or in an earlier one, or
+    an adoption discarded it."""
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """What became of the samples of one incarnation, counted in the order in which it takes them."""
+
+    learner: str
+    incarnation: int
+    used: int
+    """Samples that a durable version holds work on: the first ones."""
+    taken: int
+    """Samples that its steps took, as far as it told."""
+    ended: bool
+    """It gives nothing more: what comes after the used ones is for others."""
 
 
 @dataclass(frozen=True)

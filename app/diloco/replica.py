@@ -46,6 +46,7 @@ class Replica:
         self.clock = welcome.clock
         self.steps = 0
         self.tokens = 0
+        self.samples = 0
         self._heard = 0
         self._seq = 0
         self._inbox: dict[int, Received] = {}
@@ -59,13 +60,17 @@ class Replica:
             self.fragments.append(Held(offer.version, theta_hat, offer.clock, feedback=feedback_for(settings)))
 
     @contextmanager
-    def writing(self, tokens: int) -> Iterator[None]:
-        """Hold this while the optimizer writes the parameters of one inner step: its counters rise with it."""
+    def writing(self, tokens: int, samples: int = 0) -> Iterator[None]:
+        """Hold this while the optimizer writes the parameters of one inner step: its counters rise with it.
+
+        `samples` of the step are counted where a ledger leases them.
+        """
         with self.lock:
             yield
             self.clock += 1
             self.steps += 1
             self.tokens += tokens
+            self.samples += samples
             for held in self.fragments:
                 held.step(tokens)
 
@@ -74,10 +79,11 @@ class Replica:
         with self.lock:
             return self.clock, [held.clock for held in self.fragments]
 
-    def skip_step(self) -> None:
-        """An inner step that wrote nothing (its gradient was not finite): only the clock rises."""
+    def skip_step(self, samples: int = 0) -> None:
+        """An inner step that wrote nothing (its gradient was not finite): the clock rises, and its samples are gone."""
         with self.lock:
             self.clock += 1
+            self.samples += samples
 
     # ---- giving
 
@@ -99,6 +105,7 @@ class Replica:
                 outstanding=tuple(held.outstanding for held in self.fragments),
                 idle=idle,
                 need_full=tuple(sorted(self._need_full)),
+                samples=self.samples,
             )
 
     def _newest(self, p: int) -> int:

@@ -101,6 +101,8 @@ class RunFacts:
     """Oldest first; the first is of the model before training, the last is the final one."""
     started_at: float
     first_step_at: float | None
+    samples: dict[str, int] | None
+    """The data ledger's account; None when it was not there at the end."""
     budget_at: float | None
     """When the budget was reached; None when it was not."""
     ended_at: float

@@ -1,7 +1,7 @@
 """A run's facts, read from its event tape: what the summary is made of. Pure.
 
 Events used (all with `at`, unix time): run_started, run_ended, placed, learner (a sample of its counters), join,
-first_merge, leave, merge, fault, back, syncer_started, syncer (a sample), finish, final.
+first_merge, leave, merge, fault, back, syncer_started, syncer (a sample), finish, final, samples.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from app.run.final_report import Recovery
 
 BUSY_SHARE = 0.5
 """A learner that was in its steps for this share of the time between two samples was stepping all the time."""
+
+SAMPLES = ("issued", "used", "leased", "returned", "reissued")
+"""What the data ledger counts: issued = used + leased + returned; reissued were trained on and returned unmerged."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,11 @@ class History:
     def merges(self) -> tuple[MergeFacts, ...]:
         """All merges."""
         return tuple(MergeFacts(m["at"], len(m["contains"]), m["live"]) for m in self.of("merge"))
+
+    def samples(self) -> dict[str, int] | None:
+        """The data ledger's account of all samples, as of the last end of the run."""
+        told = self.of("samples")
+        return {name: told[-1][name] for name in SAMPLES} if told else None
 
     def first_step_at(self) -> float | None:
         """When the first learner made its first step, as far as the samples tell."""

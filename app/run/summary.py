@@ -73,6 +73,7 @@ def summarise(facts: RunFacts) -> dict[str, Any]:
         "faults": [
             {"kind": f.kind, "target": f.target, "at_s": f.at_s, "recovered_s": f.recovered_s} for f in facts.faults
         ],
+        "samples": facts.samples,
         "versions": facts.versions,
         "work": {
             "parameters": facts.balance.parameters,

@@ -32,7 +32,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class Lost:
-    """Tell the syncer and the ledger that this incarnation is gone; Ray restarts the learner by itself."""
+    """Tell the syncer that this incarnation is gone; Ray restarts the learner by itself."""
 
     learner: str
     incarnation: int

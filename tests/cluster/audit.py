@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections import Counter
 from itertools import pairwise
 
 import psutil
@@ -31,6 +32,19 @@ def assert_no_work_counts_twice(merges):
             assert (new["epoch"], new["round"]) > (old["epoch"], old["round"]), whose
             assert old["version"] <= new["base"] < new["version"], whose
         assert all(entry["c_tokens"] > 0 for entry in entries), whose
+
+
+def assert_every_sample_has_one_place(run, summary):
+    """What the ledger counts as used is what versions say of each incarnation; the rest came back, none is lost."""
+    samples = summary["samples"]
+    assert samples["leased"] == 0
+    assert samples["issued"] == samples["used"] + samples["returned"], samples
+    frontier = Counter()
+    for merge in (*run.events("merge"), *run.events("merge_recovered")):
+        for entry in merge["contains"]:
+            who = (entry["learner"], entry["incarnation"])
+            frontier[who] = max(frontier[who], entry["samples"])
+    assert samples["used"] == frontier.total() > 0, (samples, frontier)
 
 
 def merged_tokens(merges, learner, incarnation):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.cluster.audit import assert_no_work_counts_twice, remains
+from tests.cluster.audit import assert_every_sample_has_one_place, assert_no_work_counts_twice, remains
 from tests.cluster.harness import LiveRun, kill, wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -31,6 +31,7 @@ def completed(run: LiveRun) -> dict:
     assert summary["tokens_processed"] >= run.config.train.tokens
     assert summary["eval_loss_final"] < summary["eval_loss_first"]
     assert_no_work_counts_twice(run.events("merge"))
+    assert_every_sample_has_one_place(run, summary)
     wait_for("nothing is left in the cluster", lambda: not remains(run.spec))
     return summary
 

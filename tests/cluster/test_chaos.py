@@ -7,7 +7,7 @@ import pytest
 
 from actors.spec import LEDGER, SUPERVISOR, SYNCER
 from app.run.history import History
-from tests.cluster.audit import assert_no_work_counts_twice
+from tests.cluster.audit import assert_every_sample_has_one_place, assert_no_work_counts_twice
 from tests.cluster.harness import LiveRun, wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -65,6 +65,8 @@ def test_faults_of_learners(start):
     summary = run.finish()
     work = summary["work"]
     assert work["processed"] == work["merged"] + sum(work["discarded"].values()) + work["outstanding"]
+    assert_every_sample_has_one_place(run, summary)
+    assert summary["samples"]["reissued"] > 0
 
 
 def test_faults_of_services(start):
@@ -89,7 +91,7 @@ def test_faults_of_services(start):
         len([e for e in run.events("fault") if e["fault"] == kind]) for kind in ("kill_supervisor", "fill_disk")
     ] == [1, 1]
     assert run.call(SYNCER, "status").work_exact
-    run.finish()
+    assert_every_sample_has_one_place(run, run.finish())
 
 
 def test_a_garbage_sender_is_fenced_off_and_replaced(start):

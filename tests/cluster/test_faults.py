@@ -15,6 +15,7 @@ import ray
 from actors.ledger import STATE
 from actors.spec import LEDGER, SUPERVISOR, SYNCER
 from actors.waiting import unplaced
+from tests.cluster.audit import assert_every_sample_has_one_place
 from tests.cluster.harness import LiveRun, kill, wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -216,6 +217,7 @@ def test_the_run_ends_with_a_balanced_account_and_leaves_nothing_behind(run):
     work = summary["work"]
     assert work["outstanding"] == 0
     assert work["processed"] == work["merged"] + sum(work["discarded"].values())
+    assert_every_sample_has_one_place(run, summary)
     assert summary["syncer"]["incarnations"] == 3
     assert summary["learners"]["learner-1"]["incarnations"] == 2
     assert {fault["kind"] for fault in summary["faults"]} >= {"died", "hang"}

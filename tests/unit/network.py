@@ -22,10 +22,11 @@ from app.diloco.events import (
     Reported,
     Tick,
 )
-from app.diloco.messages import Contribution, Hello, Offer, Reply, Welcome
+from app.diloco.messages import Consumed, Contribution, Hello, Offer, Reply, Welcome
 from app.diloco.protocol import Protocol
 from app.diloco.replica import Replica
 from app.diloco.settings import DilocoSettings
+from tests.unit.samples import Samples
 from tests.unit.tiny import RUN, restored, through_json, tiny_layout, tiny_parameters, tiny_state
 
 
@@ -55,7 +56,8 @@ class World:
         self.epoch, self.now, self.ids = 1, 0, 0
         self.wires: list[tuple[int, str, Any]] = []
         self.queue: list[Merge | Record] = []
-        self.writing: tuple[int, Merge | Record, Durable, Event] | None = None
+        self.writing: tuple[int, Merge | Record, Durable, Event, tuple[Consumed, ...]] | None = None
+        self.samples = Samples(seed)
         self.captured: dict[tuple[Any, ...], tuple[int, int]] = {}
         self.merged: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
         self.rounds_merged: set[tuple[Any, ...]] = set()
@@ -104,6 +106,13 @@ class World:
 
     def _on_contribution(self, given: Contribution) -> None:
         self.feed(Arrived.of(given, self.layout.fragments[given.fragment].numel, self.settings.codec_block))
+
+    def _on_consumed(self, consumed: tuple[Consumed, ...]) -> None:
+        self.samples.consume(consumed, self.faults)
+        self.send("known", tuple(entry for entry in consumed if entry.ended))
+
+    def _on_known(self, ended: tuple[Consumed, ...]) -> None:
+        self.protocol.books.told(ended)
 
     def _on_lost(self, who: tuple[str, int]) -> None:
         self.feed(Lost(*who, "exit"))
@@ -182,14 +191,16 @@ class World:
         if self.writing is None and self.queue:
             work = self.queue.pop(0)
             delay = self.random.choice([0, 0, 1, 3]) if self.faults else 0
+            consumed: tuple[Consumed, ...] = ()
             if isinstance(work, Merge):
                 result = work.job.run()
                 record, then = merge_record(self.protocol, result), Published(result)
+                consumed = self.protocol.books.consumed(result.contains)
             else:
                 record, then = Durable(work.meta, {}), Recorded(work.ticket)
-            self.writing = (self.now + delay, work, through_json(record), then)
+            self.writing = (self.now + delay, work, through_json(record), then, consumed)
         if self.writing is not None and self.writing[0] <= self.now:
-            _, work, record, then = self.writing
+            _, work, record, then, consumed = self.writing
             self.writing = None
             if self.faults and self.random.random() < 0.1:
                 failed = PublishFailed(work.job, "full") if isinstance(work, Merge) else RecordFailed(work.ticket)
@@ -197,8 +208,13 @@ class World:
                 return
             self._append(record)
             self.feed(then)
+            self.send("consumed", consumed)
             if self.random.random() < 0.1:
-                self.state, self.journal = through_json(whole_state(self.protocol)), []
+                self.snapshot()
+
+    def snapshot(self) -> None:
+        self.state, self.journal = through_json(whole_state(self.protocol)), []
+        self.send("consumed", self.protocol.books.consumed())
 
     def _append(self, record: Durable) -> None:
         self.journal.append(record)
@@ -210,6 +226,7 @@ class World:
             assert key not in self.rounds_merged
             self.rounds_merged.add(key)
             self.merged.setdefault(key[:3], []).append(self.captured[key])
+            self.samples.journaled(entry["learner"], entry["incarnation"], entry["samples"])
 
     def crash(self) -> None:
         """The syncer dies, maybe after a write that it could tell nobody about; its successor takes over."""
@@ -218,6 +235,7 @@ class World:
         self.queue, self.writing = [], None
         self.epoch += 1
         self.protocol = self._restored()
+        self.send("consumed", self.protocol.books.consumed())
         self.check()
 
     # ---- the learners
@@ -225,7 +243,10 @@ class World:
     def _inner_step(self, process: Process) -> None:
         replica = process.replica
         assert replica is not None
-        with replica.writing(self.random.choice([7, 10, 13])):
+        tokens = self.random.choice([7, 10, 13])
+        sender = replica.sender
+        samples = self.samples.take(sender.learner, sender.incarnation, 1 + tokens // 5, self.faults)
+        with replica.writing(tokens, samples):
             for name, tensor in process.parameters.items():
                 change = self.random.uniform(-1, 1) * 0.125
                 tensor += change

@@ -52,6 +52,8 @@ def end(world: World) -> None:
     world.feed(Finish("budget", 20.0))
     for _ in range(100):
         if world.protocol.ended:
+            world.snapshot()
+            world.deliver()
             return
         world.tick()
     raise AssertionError("the run does not end")

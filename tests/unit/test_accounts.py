@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from app.diloco.accounts import Balance, Books
-from app.diloco.messages import Contained, Report, Sender
+from app.diloco.messages import Consumed, Contained, Report, Sender
 
 NUMELS = [3, 5]
 
@@ -161,3 +161,37 @@ def test_a_balance_that_does_not_add_up_is_not_exact() -> None:
     assert Balance(1, 10, 5, {"died": 2}, 3).exact
     assert not Balance(1, 10, 5, {"died": 2}, 4).exact
     assert not Balance(1, 10, 9, {"died": 2}, -1).exact
+
+
+def test_samples_are_used_once_a_version_holds_work_on_them() -> None:
+    books = books_of("a")
+    books.report(replace(report(100), samples=10))
+    assert books.consumed() == (Consumed("a", 1, 0, 10, ended=False),)
+    assert books.consumed([replace(contained(60), samples=6)]) == (Consumed("a", 1, 6, 10, ended=False),)
+    books.merged(0, replace(contained(60), samples=6))
+    books.merged(1, replace(contained(50), samples=5))  # a fragment behind the others changes nothing
+    assert books.consumed() == (Consumed("a", 1, 6, 10, ended=False),)
+    books.close("a", 1, "died")
+    assert books.consumed() == (Consumed("a", 1, 6, 10, ended=True),)
+
+
+def test_who_died_while_a_merge_holds_its_work_has_not_ended() -> None:
+    """That merge decides which of its samples others get."""
+    books = books_of("a")
+    books.report(replace(report(100), samples=10))
+    books.claim(1, "a", 1, 60)
+    books.close("a", 1, "died")
+    assert books.consumed() == (Consumed("a", 1, 0, 10, ended=False),)
+    books.merged(1, replace(contained(60), samples=6))
+    assert books.consumed() == (Consumed("a", 1, 6, 10, ended=True),)
+
+
+def test_ended_samples_are_told_until_they_are_known() -> None:
+    books = books_of("a", "b")
+    books.close("a", 1, "died")
+    state = json.loads(json.dumps(books.state()))
+    ended = [entry for entry in Books.from_state(NUMELS, state).consumed() if entry.ended]
+    assert ended == [Consumed("a", 1, 0, 0, ended=True)]
+    books.told(ended)
+    books.told(ended)
+    assert books.consumed() == (Consumed("b", 1, 0, 0, ended=False),)

@@ -1,4 +1,4 @@
-"""Whole runs on a bad network: every token has one fate, versions only rise."""
+"""Whole runs on a bad network: every token has one fate, every sample is used once, versions only rise."""
 
 import random
 from itertools import product
@@ -46,6 +46,7 @@ def test_every_token_has_one_fate(adopt: str, late: str, batch: int) -> None:
         balance = world.protocol.books.balance()
         assert balance.exact
         assert balance.outstanding == 0
+        world.samples.check()
         assert Refusal.CORRUPT not in world.protocol.refusals  # nobody sent garbage
         merges += sum(world.versions)
         refusals |= set(world.protocol.refusals)

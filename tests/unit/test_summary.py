@@ -15,7 +15,7 @@ from app.run.summary import read_summary, run_versions, summarise, write_summary
 
 KEYS = """status tokens_budget tokens_processed tokens_merged tokens_discarded merges global_step eval_loss_first
 eval_loss_final eval_bits_per_byte wall_s goodput uptime participation max_merge_gap_s learners syncer bytes faults
-versions work"""
+samples versions work"""
 
 
 def facts() -> RunFacts:
@@ -30,6 +30,7 @@ def facts() -> RunFacts:
         global_step=10,
         evals=(EvalFacts(0, 7.0, 4.0), EvalFacts(1200, 3.0, 1.8)),
         started_at=90.0,
+        samples={"issued": 64, "used": 50, "leased": 0, "returned": 14, "reissued": 4},
         first_step_at=100.0,
         budget_at=120.0,
         ended_at=125.0,
@@ -138,7 +139,7 @@ def test_work_that_does_not_add_up_is_shown() -> None:
 
 def test_a_run_that_never_began_has_a_summary() -> None:
     empty = RunFacts(
-        "failed", 1000, Balance(10, 0, 0, {}, 0), 0, (), 0, (), 1.0, None, None, 2.0, {},
+        "failed", 1000, Balance(10, 0, 0, {}, 0), 0, (), 0, (), 1.0, None, None, None, 2.0, {},
         SyncerFacts(0, 0.0, 0.0, ()), ByteFacts(0, 0, 0, 0), (), {},
     )  # fmt: skip
     summary = summarise(empty)
