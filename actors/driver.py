@@ -238,8 +238,9 @@ def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] 
         if not folder.resumed:
             folder.keep(config)
         write_version_0(folder, layout, parameters, config)
+    samples = "a stream of samples" if config.data.streaming else f"{len(data.train):,} training samples"
     print(
-        f"data: {len(data.train):,} training samples of {config.data.seq_len} tokens, "
+        f"data: {samples} of {config.data.seq_len} tokens, "
         f"{len(data.heldout):,} held out; model: {layout.numel:,} parameters",
         table(layout, config.diloco.merge),
         sep="\n",

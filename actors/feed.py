@@ -1,5 +1,7 @@
 """A learner's data: blocks leased ahead from the ledger, cut into batches in the order of their leases.
 
+Prepared data lies beside the learner, memory-mapped; the rows of a stream come from the ledger with their lease.
+
 The ledger may die and come back; the learner steps on with what it has leased. It says nothing of its progress to the
 ledger: what became of its samples follows from what the syncer merges.
 """
@@ -28,6 +30,8 @@ from app.learning.leases import Lease, StaleIncarnation
 _log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 10.0
+ROWS_TIMEOUT_S = 60.0
+"""A stream's rows may have to be read again."""
 RETRY_S = 0.2
 WAIT_S = 0.2
 
@@ -36,10 +40,11 @@ WAIT_S = 0.2
 class _Block:
     """A leased block and how far it is used up."""
 
-    rows: npt.NDArray[np.int64]
+    rows: npt.NDArray[Any]
+    """Where its rows are in the prepared data, int64 [n]; of a stream the rows themselves, token ids [n, S]."""
     used: int = 0
 
-    def take(self, count: int) -> npt.NDArray[np.int64]:
+    def take(self, count: int) -> npt.NDArray[Any]:
         taken = self.rows[self.used : self.used + count]
         self.used += len(taken)
         return taken
@@ -61,7 +66,7 @@ class Feed:
         config = spec.config.data
         self._train = spec.config.pool_of(learner).train
         self._permutation = Permutation(spec.config.run.seed, len(data.train), config.block_samples)
-        self._leases: queue.Queue[Lease] = queue.Queue(maxsize=config.leases_ahead)
+        self._ahead: queue.Queue[_Block] = queue.Queue(maxsize=config.leases_ahead)
         self._blocks: deque[_Block] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=guarded(self._lease_ahead), name="feed", daemon=True)
@@ -81,23 +86,23 @@ class Feed:
         while self._left() < wanted:
             if stop.is_set() or not self._open_block():
                 return None
-        rows = self._take(wanted)
-        return list(self._data.train.take(rows).split(train.batch_size))
+        taken = self._take(wanted)
+        streaming = self._spec.config.data.streaming
+        rows = torch.from_numpy(taken.astype(np.int64)) if streaming else self._data.train.take(taken)
+        return list(rows.split(train.batch_size))
 
     def _left(self) -> int:
         return sum(len(block.rows) - block.used for block in self._blocks)
 
     def _open_block(self) -> bool:
         try:
-            lease = self._leases.get(timeout=WAIT_S)
+            self._blocks.append(self._ahead.get(timeout=WAIT_S))
         except queue.Empty:
             return False
-        rows = self._permutation.indices(lease.epoch, lease.block)[lease.start : lease.end]
-        self._blocks.append(_Block(rows))
         return True
 
-    def _take(self, wanted: int) -> npt.NDArray[np.int64]:
-        taken: list[npt.NDArray[np.int64]] = []
+    def _take(self, wanted: int) -> npt.NDArray[Any]:
+        taken: list[npt.NDArray[Any]] = []
         while wanted > 0:
             block = self._blocks[0]
             taken.append(block.take(wanted))
@@ -109,27 +114,36 @@ class Feed:
     def _lease_ahead(self) -> None:
         request = 0
         while not self._stop.is_set():
-            lease = self._lease(request)
-            if lease is None:
+            block = self._lease(request)
+            if block is None:
                 self._stop.wait(RETRY_S)
                 continue
             request += 1
             while not self._stop.is_set():
                 try:
-                    self._leases.put(lease, timeout=WAIT_S)
+                    self._ahead.put(block, timeout=WAIT_S)
                     break
                 except queue.Full:
                     continue
 
-    def _lease(self, request: int) -> Lease | None:
+    def _lease(self, request: int) -> _Block | None:
         try:
             ledger: Any = ray.get_actor(LEDGER, namespace=self._spec.namespace)
             call = ledger.lease.remote(self._learner, self._incarnation, request)
             lease: Lease | None = ray.get(call, timeout=CALL_TIMEOUT_S)
-            return lease
+            if lease is None:
+                return None
+            return _Block(self._rows(ledger, lease)[lease.start : lease.end])
         except StaleIncarnation:
             self._stop.set()  # a newer process has this learner's place
             return None
         except (RayError, ValueError, TimeoutError) as error:
             _log.info("no lease: %s", error)
             return None
+
+    def _rows(self, ledger: Any, lease: Lease) -> npt.NDArray[Any]:
+        """All rows of a block, or where they are."""
+        if not self._spec.config.data.streaming:
+            return self._permutation.indices(lease.epoch, lease.block)
+        call = ledger.rows.remote(lease.epoch, lease.block)
+        return np.array(ray.get(call, timeout=ROWS_TIMEOUT_S))  # a copy: what arrives is another process' memory

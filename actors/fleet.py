@@ -17,6 +17,7 @@ from actors.learner import HANG_SIGNAL, Learner
 from actors.ledger import Ledger
 from actors.rendezvous import Rendezvous
 from actors.spec import EVALUATOR, LEDGER, RENDEZVOUS, SYNCER, RunSpec
+from actors.stream_ledger import STREAM_CALLS, StreamLedger
 from actors.syncer import Syncer
 
 _log = logging.getLogger(__name__)
@@ -47,8 +48,12 @@ class Fleet:
     def ledger(self) -> Any:
         """The data ledger, made when it is missing."""
         spec, config = self._spec, self._spec.config
-        where = (str(spec.checkpoints), config.run.seed, spec.samples, config.data.block_samples)
-        return ray.remote(Ledger).options(**self._options(LEDGER, num_cpus=0)).remote(*where)
+        where, seed = str(spec.checkpoints), config.run.seed
+        options = self._options(LEDGER, num_cpus=0)
+        if config.data.streaming:
+            options["max_concurrency"] = STREAM_CALLS
+            return ray.remote(StreamLedger).options(**options).remote(where, seed, config.data, str(spec.data))
+        return ray.remote(Ledger).options(**options).remote(where, seed, spec.samples, config.data.block_samples)
 
     def evaluator(self) -> Any:
         """The evaluator, made when it is missing. One call works, another says that the process is well."""

@@ -10,7 +10,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from actors.fleet import Fleet
 from actors.learner import LearnerStatus
-from actors.service import Service
+from actors.service import Service, Whereabouts
 from actors.spec import EVALUATOR, LEDGER, RENDEZVOUS, SYNCER, RunSpec
 from actors.syncer_status import SyncerStatus
 from app.config import Config
@@ -40,7 +40,7 @@ class Lookout:
         self.missing: set[str] = set(self._names)
         """Actors that are not there: nobody made them yet, or they ended for good."""
         self.errors: dict[str, str] = {}
-        """Service → why it could not start, and never will: Ray restarts it from all but an error of its own."""
+        """Service → why it could not start or can't work, and never will: Ray restarts it from all but own errors."""
         self.learners: dict[str, LearnerStatus] = {}
         self.seen: dict[str, tuple[float, LearnerStatus]] = {}
         """When (Unix time) a learner answered last, and what; it stays when its process is gone."""
@@ -115,6 +115,8 @@ class Lookout:
         self.silent.discard(name)
         if name in self.services:
             self.services[name].answered(status)
+            if isinstance(status, Whereabouts) and status.error is not None:
+                self.errors[name] = status.error
         else:
             self.learners[name] = status
             self.seen[name] = (time.time(), status)

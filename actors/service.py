@@ -16,11 +16,13 @@ class Whereabouts:
 
     node_id: str
     pid: int
+    error: str | None = None
+    """Why it can't do its work, and never will."""
 
 
-def whereabouts() -> Whereabouts:
+def whereabouts(error: str | None = None) -> Whereabouts:
     """Those of the calling actor."""
-    return Whereabouts(ray.get_runtime_context().get_node_id(), os.getpid())
+    return Whereabouts(ray.get_runtime_context().get_node_id(), os.getpid(), error)
 
 
 @dataclass

@@ -138,6 +138,12 @@ def _check_data(config: Config) -> None:
     at_least("data.eval_samples", data.eval_samples, 1)
     if data.max_bytes is not None:
         at_least("data.max_bytes", data.max_bytes, 1)
+    at_least("data.stream_head", data.stream_head, 2)
+    at_least("data.stream_patience_s", data.stream_patience_s, 0.0)
+    if data.streaming and data.source == "stdlib":
+        raise ConfigError("data.streaming", True, "only with data.source=files or data.source=hub")
+    if data.streaming and data.max_bytes is not None:
+        raise ConfigError("data.max_bytes", data.max_bytes, "null where data.streaming is true")
 
 
 def _check_train(config: Config) -> None:

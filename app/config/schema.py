@@ -98,6 +98,13 @@ class DataConfig:
     """Held-out samples in the fixed subset that is evaluated during the run."""
     max_bytes: int | None = None
     """Cut the text after this many bytes; null means all of it."""
+    streaming: bool = False
+    """Read the text in its own order and keep none of it (files and hub): for what is too large to prepare."""
+    stream_head: int = 1000
+    """Documents at the start of a stream of which some are held out for evaluation; a tokenizer that is trained here
+    sees the others."""
+    stream_patience_s: float = 300.0
+    """Seconds for which a stream's source may be away before the run fails; learners wait for data meanwhile."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Place:
 class Blocks(Protocol):
     """Where new blocks come from."""
 
-    def place(self, number: int) -> Place | None:
+    def place(self, number: int, /) -> Place | None:
         """The `number`-th block, counted over all epochs from 0; None when it is not known yet."""
 
 

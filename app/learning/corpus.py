@@ -52,7 +52,7 @@ def read(config: DataConfig) -> list[Document]:
     Raises ConfigError when it cannot be read or reached, when there is no text in it or the text field is missing.
     """
     readers = {"stdlib": _stdlib_documents, "files": _file_documents, "hub": _hub_documents}
-    with _reading(config):
+    with reading(config):
         documents = [d for d in _limited(readers[config.source](config), config.max_bytes) if d.text]
     if not documents:
         raise ConfigError(*place_of(config), "there is no text in it")
@@ -67,7 +67,7 @@ def source_stamp(config: DataConfig) -> dict[str, Any]:
     if config.source == "stdlib":
         return {"python": platform.python_version()}
     if config.source == "files":
-        with _reading(config):
+        with reading(config):
             return {"files": [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in corpus_files(config)]}
     return {"hub": [config.hub_name, config.hub_config, config.split]}
 
@@ -102,6 +102,11 @@ def split(documents: list[Document], share: float) -> tuple[list[Document], list
     return [d for d in documents if d.name not in held], [d for d in documents if d.name in held]
 
 
+def is_held_out(document: Document, share: float) -> bool:
+    """Whether a stream keeps this document for evaluation: the hash of its name, as a fraction, is below `share`."""
+    return _fraction(document.name) < share
+
+
 def corpus_files(config: DataConfig) -> list[Path]:
     """Return the files of `data.path`: itself, or all of a folder that end in .txt, .jsonl or .parquet, sorted."""
     root = _root(config)
@@ -131,7 +136,7 @@ def _file_documents(config: DataConfig) -> Iterator[Document]:
             yield Document(name, _text_of(path))
         else:
             rows = _local_rows(path)
-            yield from _row_documents(rows, config.text_field, name, ("data.path", str(path)))
+            yield from row_documents(rows, config.text_field, name, ("data.path", str(path)))
 
 
 def _local_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -141,12 +146,12 @@ def _local_rows(path: Path) -> Iterator[dict[str, Any]]:
         reader = ROW_READERS[path.suffix]
         yield from datasets.load_dataset(reader, data_files=str(path), split="train", streaming=True)
     except (ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:  # a damaged file
-        raise ConfigError("data.path", path, f"cannot be read ({_one_line(error)})") from error
+        raise ConfigError("data.path", path, f"cannot be read ({one_line(error)})") from error
 
 
 def _hub_documents(config: DataConfig) -> Iterator[Document]:
     rows = _hub_rows(config)
-    yield from _row_documents(rows, config.text_field, str(config.hub_name), place_of(config))
+    yield from row_documents(rows, config.text_field, str(config.hub_name), place_of(config))
 
 
 def _hub_rows(config: DataConfig) -> Iterator[dict[str, Any]]:
@@ -161,12 +166,12 @@ def _hub_rows(config: DataConfig) -> Iterator[dict[str, Any]]:
         why = (
             f"it can't be loaded from the local cache, and {missing}"
             if missing
-            else f"cannot be read ({_one_line(error)})"
+            else f"cannot be read ({one_line(error)})"
         )
         raise ConfigError("data.hub_name", config.hub_name, why) from error
 
 
-def _row_documents(
+def row_documents(
     rows: Iterable[dict[str, Any]], field: str, name: str, place: tuple[str, str | None]
 ) -> Iterator[Document]:
     """Yield one document a row. A row's name holds a hash of its text, so equal rows stay on one side of the split."""
@@ -195,11 +200,12 @@ def place_of(config: DataConfig) -> tuple[str, str | None]:
 
 
 @contextmanager
-def _reading(config: DataConfig) -> Iterator[None]:
+def reading(config: DataConfig) -> Iterator[None]:
+    """Turn an OSError inside into a ConfigError that names the source."""
     try:
         yield
     except OSError as error:
-        raise ConfigError(*place_of(config), f"cannot be read ({_one_line(error)})") from error
+        raise ConfigError(*place_of(config), f"cannot be read ({one_line(error)})") from error
 
 
 def _root(config: DataConfig) -> Path:
@@ -215,5 +221,6 @@ def _fraction(name: str) -> float:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6]) / 2**48
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -3,6 +3,9 @@
 `prepare` writes a folder: `train/` and `heldout/` (datasets of rows of `seq_len` token ids), `tokenizer/`,
 `token_bytes.npy` and, last, `manifest.json`. A folder without a manifest, or with one of other settings, is rebuilt.
 
+Of a stream only the head is read: `train/` then holds no more than that, and learners get their rows from
+`app.learning.stream`.
+
 Rows overlap by one token, so that every token but the stream's first is predicted exactly once:
 row i holds tokens i·(S−1) to i·(S−1)+S−1 of the stream "eos text eos text eos …" (S = seq_len).
 """
@@ -21,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.config import ConfigError, DataConfig
-from app.learning import corpus, tokenizer
+from app.learning import corpus, stream, tokenizer
 from app.learning.reference import gzip_bits_per_byte
 from app.learning.rows import TokenRows
 
@@ -111,8 +114,8 @@ def pack(tokens: tokenizer.TokenIds, seq_len: int) -> tokenizer.TokenIds:
 
 
 def _build(config: DataConfig, out_dir: Path, fingerprint: str) -> Manifest:
-    documents = corpus.read(config)
-    train, heldout = corpus.split(documents, config.heldout_share)
+    documents = stream.head(config) if config.streaming else corpus.read(config)
+    train, heldout = _sides(documents, config)
     tokens = tokenizer.build(config.tokenizer, [d.text for d in train], config.vocab)
     packed = {}
     for name, side in (("train", train), ("heldout", heldout)):
@@ -141,6 +144,19 @@ def _build(config: DataConfig, out_dir: Path, fingerprint: str) -> Manifest:
     )
 
 
+def _sides(documents: list[corpus.Document], config: DataConfig) -> tuple[list[corpus.Document], list[corpus.Document]]:
+    """(training, held out). Of a stream: by the rule that its reader goes by as well."""
+    if not config.streaming:
+        return corpus.split(documents, config.heldout_share)
+    held = [d for d in documents if corpus.is_held_out(d, config.heldout_share)]
+    train = list(stream.trained_on(documents, config))
+    for what, side in (("held out", held), ("trained on", train)):
+        if not side:
+            why = f"none of the first {len(documents)} documents is {what}: more of them, or another data.heldout_share"
+            raise ConfigError("data.stream_head", config.stream_head, why)
+    return train, held
+
+
 def _packed(config: DataConfig, tokens: PreTrainedTokenizerFast, texts: list[str]) -> tokenizer.TokenIds:
     ids = tokenizer.encode(tokens, config.tokenizer, texts)
     return pack(np.concatenate([ids[-1:], ids]), config.seq_len)
@@ -157,7 +173,7 @@ def _fingerprint(config: DataConfig) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-_NOT_CONTENT = frozenset({"block_samples", "leases_ahead", "eval_samples"})
+_NOT_CONTENT = frozenset({"block_samples", "leases_ahead", "eval_samples", "stream_patience_s"})
 
 
 def _read_manifest(out_dir: Path) -> Manifest | None:

@@ -66,7 +66,7 @@ class OnDisk(Hand):
         self.loop = asyncio.new_event_loop()
         super().__init__()
         self.settings = config.diloco
-        self.publisher = Publisher(spec, self._fed, lambda *_, **__: None)
+        self.publisher = Publisher(spec, self._fed, lambda *_, **__: None, lambda _: None)
         self.protocol = self.publisher.protocol
 
     def _fed(self, event: Event) -> None:
