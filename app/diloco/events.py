@@ -9,7 +9,7 @@ import torch
 
 from app.diloco.job import MergeJob, MergeResult, decode_contribution
 from app.diloco.merge import norm
-from app.diloco.messages import NO_PAYLOAD, Contribution, Hello, Report, Welcome
+from app.diloco.messages import NO_PAYLOAD, Contribution, CutId, Hello, Report, Welcome
 
 # ---- events
 
@@ -99,11 +99,19 @@ class Finish:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """Make a consistent cut, which every member has saved within `deadline_s` seconds."""
+
+    number: int
+    deadline_s: float
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time passed."""
 
 
-Event = Join | Recorded | RecordFailed | Reported | Arrived | Lost | Published | PublishFailed | Finish | Tick
+Event = Join | Recorded | RecordFailed | Reported | Arrived | Lost | Published | PublishFailed | Finish | Mark | Tick
 
 # ---- decisions
 
@@ -163,4 +171,27 @@ class Ended:
     reason: str
 
 
-Decision = Record | Grant | Deny | Merge | Wake | Note | Ended
+@dataclass(frozen=True)
+class CutBegun:
+    """The state of this very moment is the syncer's part of the cut: copy it."""
+
+    id: CutId
+
+
+@dataclass(frozen=True)
+class CutDone:
+    """These learners (and their incarnations) have saved their part: the cut is whole."""
+
+    id: CutId
+    learners: dict[str, int]
+
+
+@dataclass(frozen=True)
+class CutGivenUp:
+    """These learners have not saved their part in time."""
+
+    id: CutId
+    missing: tuple[str, ...]
+
+
+Decision = Record | Grant | Deny | Merge | Wake | Note | Ended | CutBegun | CutDone | CutGivenUp

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from app.diloco import cut
 from app.diloco.events import Arrived
 from app.diloco.job import Answer
 from app.diloco.joining import known, leave
@@ -68,6 +69,7 @@ def _take(machine: Machine, member: Member, report: Report, now: float) -> bool:
         return False
     if machine.books.report(report):
         member.hear(report, now)
+        cut.saved(machine, report)
         for p, fragment in enumerate(machine.fragments):
             fragment.received(member.learner, report.held[p])
             waiting = machine.unreturned.get(p)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from app.diloco import cut
 from app.diloco.events import Deny, Grant, Record, Wake
 from app.diloco.machine import Machine
 from app.diloco.members import Member
@@ -80,6 +81,7 @@ def leave(machine: Machine, learner: str, incarnation: int, reason: str) -> None
     for fragment in machine.fragments:
         fragment.forget(learner)
     machine.books.close(learner, incarnation, "died")
+    cut.left(machine, learner, incarnation)
     machine.note("leave", learner=learner, incarnation=incarnation, reason=reason)
     machine.out.append(Wake((learner,)))
 
@@ -104,5 +106,7 @@ def _welcome(machine: Machine, member: Member) -> Welcome:
         for name, other in machine.members.items()
         if name != member.learner and other.report is not None and other.last_merged_at is not None
     }
+    account = machine.books.account(member.learner, member.incarnation)
+    seq = -1 if account is None else account.seq
     donors = tuple(sorted(at_work, key=lambda name: (-at_work[name], name)))
-    return Welcome(sender, machine.clock.t, offers, machine.books.tokens, machine.finishing is not None, donors)
+    return Welcome(sender, machine.clock.t, offers, machine.books.tokens, machine.finishing is not None, seq, donors)

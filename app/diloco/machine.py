@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from app.diloco.accounts import Books
@@ -13,10 +14,21 @@ from app.diloco.events import Decision, Finish, Note, Wake
 from app.diloco.fragments import Layout
 from app.diloco.guard import NormGuard
 from app.diloco.members import Member, Members
-from app.diloco.messages import Hello, Refusal
+from app.diloco.messages import CutId, Hello, Refusal
 from app.diloco.rounds import Round
 from app.diloco.settings import DilocoSettings
 from app.diloco.state import GlobalFragment
+
+
+@dataclass
+class OpenCut:
+    """A consistent cut that is being made (`cut.py`)."""
+
+    id: CutId
+    waiting: dict[str, int]
+    """Learner → incarnation of those that have not saved their part."""
+    deadline: float
+    saved: dict[str, int] = field(default_factory=dict)
 
 
 class Machine:
@@ -62,6 +74,8 @@ class Machine:
         self.skipped_slots = 0
         """Times at which a fragment was due and no round was opened, under this epoch; each merge's event tells."""
         self.refusals: Counter[Refusal] = Counter()
+
+        self.cut: OpenCut | None = None
 
         self.finishing: Finish | None = None
         self.finish_by = math.inf

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 Payload = npt.NDArray[np.uint8]
+CutId = tuple[int, int]
+"""The epoch that made a consistent cut, and its number."""
 NO_PAYLOAD: Payload = np.empty(0, np.uint8)
 """Stands where a payload was that has been decoded."""
 
@@ -70,6 +72,10 @@ class Report:
     """Fragments whose digest did not match: the next offer of each must be a full fragment."""
     samples: int = 0
     """Samples that its steps took, those of steps that wrote nothing included."""
+    cut_taken: CutId | None = None
+    """The newest cut that it has copied its state for."""
+    cut_saved: CutId | None = None
+    """The newest cut whose copy is durable."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,8 @@ class Welcome:
     offers: tuple[Offer, ...]
     tokens_processed: int
     finish: bool = False
+    seq: int = -1
+    """Newest report of this incarnation that the syncer knows of."""
     donors: tuple[str, ...] = ()
     """Learners that are at work, those with the most steps first: whoever lacks something may ask them."""
 
@@ -203,3 +211,5 @@ class Reply:
     """The budget is reached: stop stepping, answer the last round."""
     fenced: bool = False
     """This incarnation is refused from now on: leave."""
+    cut: CutId | None = None
+    """Copy your state for this cut before you receive anything of this reply."""

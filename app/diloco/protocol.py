@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from app.diloco import ending, intake, joining, merging
+from app.diloco import cut, ending, intake, joining, merging
 from app.diloco.events import (
     AT_BUDGET,
     Arrived,
@@ -17,6 +17,7 @@ from app.diloco.events import (
     Finish,
     Join,
     Lost,
+    Mark,
     Published,
     PublishFailed,
     Recorded,
@@ -51,7 +52,8 @@ class Protocol(Machine):
         """When the machine wants a `Tick` although nothing happens."""
         if self.ended:
             return math.inf
-        return min([self.look_at, *(round_.wake_at for round_ in self.rounds.values())])
+        cut_by = math.inf if self.cut is None else self.cut.deadline
+        return min([self.look_at, cut_by, *(round_.wake_at for round_ in self.rounds.values())])
 
     def _take(self, event: Event, now: float) -> None:
         match event:
@@ -73,6 +75,8 @@ class Protocol(Machine):
                 merging.publish_failed(self, job, error, now)
             case Finish():
                 ending.finish(self, event, now)
+            case Mark(number, deadline_s):
+                cut.mark(self, number, deadline_s, now)
             case Tick():
                 pass
 
@@ -80,6 +84,7 @@ class Protocol(Machine):
         """What follows from the state: the clock, closing rounds, due fragments, the budget, the end."""
         if self.ended:
             return
+        cut.give_up_late(self, now)
         if self.finishing is None and self.books.tokens >= self.budget:
             ending.finish(self, Finish(AT_BUDGET, self.settings.final_deadline_s), now)
         if self.finishing is None:

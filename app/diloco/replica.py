@@ -18,7 +18,7 @@ from app.diloco.feedback import feedback_for
 from app.diloco.fragments import Layout, gather, scatter_
 from app.diloco.held import Held
 from app.diloco.merge import finite_norm
-from app.diloco.messages import Ask, Contribution, Offer, Report, Sender, Welcome
+from app.diloco.messages import Ask, Contribution, CutId, Offer, Report, Sender, Welcome
 from app.diloco.settings import DilocoSettings
 
 
@@ -47,8 +47,10 @@ class Replica:
         self.steps = 0
         self.tokens = 0
         self.samples = 0
+        self.seq = 0
+        self.cut_taken: CutId | None = None
+        self.cut_saved: CutId | None = None
         self._heard = 0
-        self._seq = 0
         self._inbox: dict[int, Received] = {}
         self._need_full: set[int] = set()
         self.fragments: list[Held] = []
@@ -90,10 +92,10 @@ class Replica:
     def report(self, step_time: float, loss: float, idle: bool) -> Report:
         """The counters now."""
         with self.lock:
-            self._seq += 1
+            self.seq += 1
             return Report(
                 sender=self.sender,
-                seq=self._seq,
+                seq=self.seq,
                 heard=self._heard,
                 clock=self.clock,
                 steps=self.steps,
@@ -106,6 +108,8 @@ class Replica:
                 idle=idle,
                 need_full=tuple(sorted(self._need_full)),
                 samples=self.samples,
+                cut_taken=self.cut_taken,
+                cut_saved=self.cut_saved,
             )
 
     def _newest(self, p: int) -> int:

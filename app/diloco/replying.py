@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.diloco.machine import Machine
-from app.diloco.messages import Ask, Reply, Report
+from app.diloco.messages import Ask, CutId, Reply, Report
 
 
 def reply_to(machine: Machine, report: Report, now: float) -> tuple[Reply, bool]:
@@ -25,5 +25,13 @@ def reply_to(machine: Machine, report: Report, now: float) -> tuple[Reply, bool]
         if fragment.version > held
     )
     finish = machine.finishing is not None
-    urgent = bool(asks or offers or (finish and not report.idle) or sender.epoch != epoch)
-    return Reply(epoch, t, tokens, live, asks, offers, finish), urgent
+    cut = _cut_for(machine, report)
+    urgent = bool(asks or offers or (finish and not report.idle) or sender.epoch != epoch or cut)
+    return Reply(epoch, t, tokens, live, asks, offers, finish, cut=cut), urgent
+
+
+def _cut_for(machine: Machine, report: Report) -> CutId | None:
+    """The cut for which this learner has not copied its state yet."""
+    cut, sender = machine.cut, report.sender
+    wanted = cut is not None and cut.waiting.get(sender.learner) == sender.incarnation and report.cut_taken != cut.id
+    return cut.id if cut is not None and wanted else None

@@ -9,6 +9,7 @@ import torch
 from app.diloco.durable import Durable, merge_record, whole_state
 from app.diloco.events import (
     Arrived,
+    Decision,
     Event,
     Grant,
     Join,
@@ -122,8 +123,11 @@ class World:
         process = self.processes[welcome.sender.learner]
         if process.token != token or process.replica is not None:
             return
-        process.replica = Replica(self.layout, self.settings, process.parameters, welcome)
+        process.replica = self.begin(process, welcome)
         process.moved = {name: torch.zeros_like(tensor) for name, tensor in process.parameters.items()}
+
+    def begin(self, process: Process, welcome: Welcome) -> Replica:
+        return Replica(self.layout, self.settings, process.parameters, welcome)
 
     def _on_reply(self, sent: tuple[str, int, Reply]) -> None:
         name, incarnation, reply = sent
@@ -167,8 +171,11 @@ class World:
                         self._seen(offer)
                     self.send("welcome", (token, welcome))
                 case _:
-                    pass
+                    self.carry_out(decision)
         self.check()
+
+    def carry_out(self, decision: Decision) -> None:
+        """Whatever else is decided."""
 
     def check(self) -> None:
         protocol = self.protocol

@@ -24,7 +24,7 @@ def even(world: World) -> bool:
         if process.replica is None or [held.version for held in process.replica.fragments] != versions:
             return False
         account = world.protocol.books.account(process.name, process.replica.sender.incarnation)
-        if account is None or account.seq != process.replica._seq:
+        if account is None or account.seq != process.replica.seq:
             return False
     return True
 
