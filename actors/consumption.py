@@ -30,6 +30,8 @@ class Consumption:
         """`known` is called with the ended incarnations that the ledger knows of, durably."""
         self._namespace, self._known = spec.namespace, known
         self._newest: Sequence[Consumed] = ()
+        self._held: Sequence[Consumed] | None = None
+        self._holding = False
         self._told = asyncio.Event()
         self._news = asyncio.Event()
         self.counts: Counts | None = None
@@ -37,9 +39,23 @@ class Consumption:
 
     def tell(self, consumed: Sequence[Consumed]) -> None:
         """This is durable."""
+        if self._holding:
+            self._held = consumed
+            return
         self._newest = consumed
         self._told.clear()
         self._news.set()
+
+    def hold(self) -> None:
+        """Tell nothing new until `let_go`: a consistent cut is made, to which it would not belong."""
+        self._holding = True
+
+    def let_go(self) -> None:
+        """Tell what was held back."""
+        self._holding = False
+        if self._held is not None:
+            self.tell(self._held)
+        self._held = None
 
     async def run(self) -> None:
         """Go on telling, for ever."""

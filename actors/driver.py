@@ -30,6 +30,7 @@ from actors.start import (
     start_supervisor,
     status_of,
     wait_until_left,
+    went_back,
     write_version_0,
 )
 from actors.supervisor import SupervisorStatus
@@ -39,6 +40,7 @@ from app.diloco.fragments import build_layout, specs_of, table
 from app.learning.corpus import place_of
 from app.learning.data import has_changed, prepare
 from app.learning.model import build_model
+from app.run.cuts import Cuts
 from app.run.display import Display
 from app.run.final_report import final_report
 from app.run.folder import RunFolder, open_folder
@@ -84,6 +86,7 @@ class Driver:
                 remove_partials(folder.local)  # nobody of the run is alive
                 if folder.resumed:
                     folder.keep(self._config)  # before there is a run that has it
+                    spec = went_back(spec, folder)
             return self._follow(folder, Progress(spec, attached=False), spec, start_supervisor(spec))
         finally:
             ray.shutdown()
@@ -238,6 +241,7 @@ def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] 
         if not folder.resumed:
             folder.keep(config)
         write_version_0(folder, layout, parameters, config)
+        cut = Cuts(folder.checkpoints).newest() if folder.resumed else None
     samples = "a stream of samples" if config.data.streaming else f"{len(data.train):,} training samples"
     print(
         f"data: {samples} of {config.data.seq_len} tokens, "
@@ -246,4 +250,4 @@ def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] 
         sep="\n",
         flush=True,
     )
-    return RunSpec(folder.run_id, config, folder.local, layout, len(data.train))
+    return RunSpec(folder.run_id, config, folder.local, layout, len(data.train), cut)

@@ -42,6 +42,8 @@ class _Block:
 
     rows: npt.NDArray[Any]
     """Where its rows are in the prepared data, int64 [n]; of a stream the rows themselves, token ids [n, S]."""
+    request: int
+    """Of its lease: they are numbered from 0."""
     used: int = 0
 
     def take(self, count: int) -> npt.NDArray[Any]:
@@ -60,14 +62,18 @@ class Feed:
         incarnation: int,
         data: PreparedData,
         guarded: Callable[[Callable[[], None]], Callable[[], None]],
+        position: tuple[int, int] = (0, 0),
     ):
-        """`guarded` wraps a thread's body so that its failure is the learner's."""
+        """`guarded` wraps a thread's body so that its failure is the learner's. `position`: where to go on."""
         self._spec, self._learner, self._incarnation, self._data = spec, learner, incarnation, data
         config = spec.config.data
         self._train = spec.config.pool_of(learner).train
         self._permutation = Permutation(spec.config.run.seed, len(data.train), config.block_samples)
         self._ahead: queue.Queue[_Block] = queue.Queue(maxsize=config.leases_ahead)
         self._blocks: deque[_Block] = deque()
+        self._following, self._skip = position
+        """Request of the block that is opened next, and how many of its samples are not taken again."""
+        self._first_request = self._following
         self._stop = threading.Event()
         self._thread = threading.Thread(target=guarded(self._lease_ahead), name="feed", daemon=True)
 
@@ -91,14 +97,22 @@ class Feed:
         rows = torch.from_numpy(taken.astype(np.int64)) if streaming else self._data.train.take(taken)
         return list(rows.split(train.batch_size))
 
+    def position(self) -> tuple[int, int]:
+        """The request of the block that the next sample comes from, and how many of its samples were taken."""
+        if self._blocks:
+            return self._blocks[0].request, self._blocks[0].used
+        return self._following, self._skip
+
     def _left(self) -> int:
         return sum(len(block.rows) - block.used for block in self._blocks)
 
     def _open_block(self) -> bool:
         try:
-            self._blocks.append(self._ahead.get(timeout=WAIT_S))
+            block = self._ahead.get(timeout=WAIT_S)
         except queue.Empty:
             return False
+        block.used, self._skip, self._following = self._skip, 0, block.request + 1
+        self._blocks.append(block)
         return True
 
     def _take(self, wanted: int) -> npt.NDArray[Any]:
@@ -112,7 +126,7 @@ class Feed:
         return np.concatenate(taken)
 
     def _lease_ahead(self) -> None:
-        request = 0
+        request = self._first_request
         while not self._stop.is_set():
             block = self._lease(request)
             if block is None:
@@ -133,7 +147,7 @@ class Feed:
             lease: Lease | None = ray.get(call, timeout=CALL_TIMEOUT_S)
             if lease is None:
                 return None
-            return _Block(self._rows(ledger, lease)[lease.start : lease.end])
+            return _Block(self._rows(ledger, lease)[lease.start : lease.end], request)
         except StaleIncarnation:
             self._stop.set()  # a newer process has this learner's place
             return None

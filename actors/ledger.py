@@ -17,9 +17,10 @@ from actors.service import Whereabouts, whereabouts
 from app.diloco.messages import Consumed
 from app.learning.blocks import Blocks, Permutation
 from app.learning.leases import Counts, Lease, LeaseBook
+from app.run.cuts import FOLDER
+from app.run.cuts import LEDGER as STATE
 from app.run.storage import open_store
 
-STATE = "ledger.json"
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +61,12 @@ class LeaseKeeper:
             if any(changed) or not self._saved:
                 self._save()
             return self._book.counts if self._saved else None
+
+    def capture(self, cut: str) -> None:
+        """Save the state of this moment as the ledger's part of a consistent cut. Raises OSError."""
+        with self._lock:
+            state = json.dumps(self._state()).encode()
+        self._store.write(f"{FOLDER}{cut}/{STATE}", state)
 
     def _state(self) -> dict[str, Any]:
         return {"book": self._book.state()}

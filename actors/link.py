@@ -149,8 +149,8 @@ class Link:
             self._stop.set()
             self._fenced()
             return []
-        asks = self._replica.hear(reply.epoch, reply.asks)
         self._on_reply(reply)
+        asks = self._replica.hear(reply.epoch, reply.asks)
         for offer in reply.offers:
             self._replica.receive(offer)
         if self._idle.is_set():  # nobody steps: every moment is a step boundary

@@ -10,24 +10,32 @@ from functools import partial
 import numpy as np
 import ray
 from ray.exceptions import RayError
+from safetensors.torch import save
 
+from actors.cutting import Restored
 from actors.spec import RunSpec
 from app.diloco.messages import Payload, Welcome
 from app.learning.inner import InnerLoop
 from app.learning.moments import States, packed
+from app.run.cuts import Cuts
+from app.run.record import RecordDamaged
 from app.run.storage import open_store
 
 _log = logging.getLogger(__name__)
 
 FRESH = "fresh"
 CHECKPOINT = "checkpoint"
+CUT = "cut"
 Source = Callable[[], Payload | bytes | None]
 DONATE_S = 10.0
 """A donor that has not answered after this long is not waited for."""
 
 
 def recover(spec: RunSpec, learner: str, welcome: Welcome, loop: InnerLoop) -> str:
-    """Give a loop the optimizer state that `train.recovery` says. Returns the donor's name, `checkpoint` or `fresh`."""
+    """Give a loop the optimizer state that `train.recovery` says, or else that of the cut the run was resumed with.
+
+    Returns the donor's name, `checkpoint`, `cut` or `fresh`.
+    """
     if welcome.tokens_processed == 0 or not _travels(spec):  # the run has just begun
         return FRESH
     for source, get in _sources(spec, learner, welcome):
@@ -36,7 +44,7 @@ def recover(spec: RunSpec, learner: str, welcome: Welcome, loop: InnerLoop) -> s
             if data is not None:
                 loop.take_moments(bytes(data))
                 return source
-        except (RayError, ValueError, OSError, TimeoutError) as error:
+        except (RayError, ValueError, OSError, TimeoutError, RecordDamaged, KeyError) as error:
             _log.warning("no optimizer state from %s: %s", source, error)
     return FRESH
 
@@ -53,12 +61,20 @@ def _sources(spec: RunSpec, learner: str, welcome: Welcome) -> Iterator[tuple[st
                 yield donor, partial(_donated, spec, donor)
         case "checkpoint":
             yield CHECKPOINT, partial(open_store(str(spec.checkpoints)).read, _name(learner))
+    if spec.cut is not None:
+        cuts = Cuts(open_store(str(spec.checkpoints)))
+        for part in (learner, *spec.config.learner_ids):  # its own comes first
+            yield CUT, partial(_of_cut, cuts, spec.cut, part)
 
 
 def _donated(spec: RunSpec, donor: str) -> Payload | None:
     handle = ray.get_actor(donor, namespace=spec.namespace)
     given: Payload | None = ray.get(handle.moments.remote(), timeout=DONATE_S)
     return given
+
+
+def _of_cut(cuts: Cuts, cut: str, learner: str) -> bytes:
+    return save(Restored.of(cuts.part(cut, learner)).moments)
 
 
 def _name(learner: str) -> str:

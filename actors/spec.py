@@ -29,6 +29,10 @@ class RunSpec:
     layout: Layout
     samples: int
     """Training samples in the prepared data."""
+    cut: str | None = None
+    """The newest consistent cut when the run was resumed: where learners find their optimizer state."""
+    rolled_back: bool = False
+    """The run goes on from that cut, learners as they were, and not from the journal's end."""
 
     @property
     def namespace(self) -> str:

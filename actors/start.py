@@ -8,6 +8,7 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -19,6 +20,7 @@ from actors.supervisor import Supervisor, SupervisorStatus
 from app.config import Config, ConfigError
 from app.diloco.durable import first_state
 from app.diloco.fragments import Layout
+from app.run.cuts import LEDGER, SYNCER, Cuts
 from app.run.folder import PAYLOADS, RunFolder
 from app.run.journal import Journal
 from app.run.payloads import PayloadStore
@@ -43,6 +45,27 @@ def write_version_0(folder: RunFolder, layout: Layout, parameters: Mapping[str, 
     journal = Journal(folder.checkpoints, config.checkpoint.keep)
     journal.claim_epoch()
     journal.snapshot(state.meta, state.tensors)
+
+
+def went_back(spec: RunSpec, folder: RunFolder) -> RunSpec:
+    """With `run.resume=cut`: make the newest consistent cut the state that the run goes on from.
+
+    The ledger's part comes first: killed in between, the same command does it again. Raises ConfigError when there is
+    no cut, and OSError.
+    """
+    if spec.config.run.resume != "cut":
+        return spec
+    if spec.cut is None:
+        allowed = "auto: there is no consistent cut in it (checkpoint.full makes them)"
+        raise ConfigError("run.resume", "cut", allowed)
+    cuts = Cuts(folder.checkpoints)
+    folder.checkpoints.write(LEDGER, cuts.ledger(spec.cut))
+    state = cuts.part(spec.cut, SYNCER)
+    journal = Journal(folder.checkpoints, spec.config.checkpoint.keep)
+    journal.claim_epoch()
+    journal.snapshot(state.meta, state.tensors)
+    print(f"went back to cut {spec.cut}", flush=True)
+    return replace(spec, rolled_back=True)
 
 
 def start_local_ray(config: Config, namespace: str) -> None:

@@ -157,6 +157,8 @@ class Supervisor:
             self._monitor.note(
                 "run_started", attempt=self._attempt, run_id=self._spec.run_id, budget=config.train.tokens
             )
+            if self._spec.rolled_back:
+                self._monitor.note("rolled_back", cut=self._spec.cut)
             for learner in config.learner_ids:
                 self._monitor.note("placed", learner=learner, pool=config.pool_of(learner).name)
         # After a restart of the supervisor the run may have ended meanwhile: look before starting anything.

@@ -19,13 +19,18 @@ import numpy as np
 import torch
 
 from actors.consumption import Consumption
+from actors.cuts import CutMaker
 from actors.learner import HANG_SIGNAL
 from actors.publishing import Publisher
 from actors.spec import RunSpec
 from actors.syncer_status import SyncerStatus, Traffic, status_of
 from app.diloco.codec import get_codec
+from app.diloco.durable import whole_state
 from app.diloco.events import (
     Arrived,
+    CutBegun,
+    CutDone,
+    CutGivenUp,
     Decision,
     Deny,
     Ended,
@@ -75,12 +80,15 @@ class Syncer:
         for codec in (diloco.codec_up, diloco.codec_down):
             get_codec(codec, diloco.codec_block)  # its kernels are compiled before anybody waits
         self._ended: str | None = None
+        self._last_cut: asyncio.Task[None] | None = None
+        """The one that is made when it is told to finish."""
         self._hellos: dict[str, asyncio.Future[Welcome]] = {}
         self._news: dict[str, asyncio.Event] = {}
         self._poked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._consumption = Consumption(spec, self._known)
+        self._cuts = CutMaker(spec, self._feed, self._write, self._spawn, self._consumption)
         self._publisher = Publisher(spec, self._feed, self._write, self._consumption.tell)
         self._protocol = self._publisher.protocol
         self._consumption.tell(self._protocol.books.consumed())
@@ -168,8 +176,13 @@ class Syncer:
         self._write(kind, **fields)
 
     async def finish(self, reason: str, deadline_s: float) -> None:
-        """End the run with a last round of all fragments."""
+        """End the run with a last round of all fragments; before it, where there are any, a last consistent cut."""
         self._start()
+        if self._spec.config.checkpoint.full:
+            if self._last_cut is None:
+                make = self._cuts.make(self._protocol.epoch, deadline_s)
+                self._last_cut = asyncio.get_running_loop().create_task(make)
+            await asyncio.shield(self._last_cut)
         self._feed(Finish(reason, deadline_s))
 
     async def weights(self) -> tuple[tuple[int, ...], list[Payload], int]:
@@ -181,6 +194,7 @@ class Syncer:
     async def conclude(self) -> None:
         """At the run's end: compact the journal, and let the data ledger know what became of all samples."""
         await self._publisher.snapshot()
+        self._consumption.let_go()
         if await self._consumption.settled(LEDGER_S) and self._consumption.counts is not None:
             self._write("samples", **dataclasses.asdict(self._consumption.counts))
 
@@ -200,6 +214,8 @@ class Syncer:
             self._ticker = asyncio.get_running_loop().create_task(self._tick())
             self._ticker.add_done_callback(self._done)
             self._spawn(self._consumption.run())
+            if self._spec.config.checkpoint.full:
+                self._spawn(self._cuts.run(self._protocol.epoch))
 
     async def _tick(self) -> None:
         while True:
@@ -233,6 +249,12 @@ class Syncer:
                 self._write(kind, **fields)
             case Ended(reason):
                 self._ended = reason
+            case CutBegun(id):
+                self._cuts.begun(id, whole_state(self._protocol))
+            case CutDone(id, learners):
+                self._cuts.done(id, learners)
+            case CutGivenUp(id, missing):
+                self._cuts.given_up(id, f"not saved by {', '.join(missing) or 'anybody'}")
 
     def _known(self, ended: Sequence[Consumed]) -> None:
         self._protocol.books.told(ended)

@@ -20,22 +20,25 @@ import ray
 import torch
 from ray.exceptions import RayError
 
+from actors.cutting import Cutting
+from actors.entering import Entry, enter
 from actors.feed import Feed
 from actors.learner import LearnerStatus
-from actors.link import Link, find_syncer, join
+from actors.link import Link, find_syncer
 from actors.peers import Peers
 from actors.preload import cpu_s
-from actors.recovery import FRESH, Kept, recover
+from actors.recovery import CUT, FRESH, Kept, recover
 from actors.sabotage import Sabotage
 from actors.spec import RunSpec
 from app.diloco.fragments import build_layout, specs_of
-from app.diloco.messages import Hello, Payload, Reply, Welcome
+from app.diloco.messages import Hello, Payload, Reply
 from app.diloco.replica import Replica
 from app.diloco.slot_wait import SlotWait
 from app.learning.data import load
 from app.learning.gradients import GroupBroken
 from app.learning.inner import InnerLoop
 from app.learning.model import build_model
+from app.learning.moments import rebuilt
 from app.learning.schedule import TokenEstimate, learning_rate, rejoin_factor
 
 _log = logging.getLogger(__name__)
@@ -130,13 +133,14 @@ class Worker:
         self._state = "joining"
         token = uuid.uuid4().hex
         hello = Hello(spec.run_id, self._learner, layout.hash, self._pool.name, token, dict(self._timeline), cpu_s())
-        welcome = join(spec, hello, self._stop)
-        if welcome is None:
-            return
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        replica = self._replica = Replica(layout, config.diloco, parameters, welcome)
+        entry = enter(spec, hello, layout, parameters, self._stop)
+        if entry is None:
+            return
+        welcome, replica = entry.welcome, entry.replica
+        self._replica = replica
         self._timeline["joined"] = time.time()
-        self._recover(welcome, loop)
+        self._recover(entry, loop)
         self._estimate = TokenEstimate(config.train.tokens)
         self._estimate.update(welcome.tokens_processed, 0, live=config.learners)
         if welcome.finish:
@@ -145,7 +149,11 @@ class Worker:
             name = (self._learner, replica.sender.incarnation)
             self._peers = Peers(spec, name, loop, replica.lock, lambda: self._pace()[0], self._finish)
         link = Link(spec, replica, self._pace, self._on_reply, self._idle, self._leave, self._guarded, self.sabotage)
-        feed = Feed(spec, self._learner, replica.sender.incarnation, data, self._guarded)
+        position = (0, 0) if entry.part is None else entry.part.feed
+        feed = Feed(spec, self._learner, replica.sender.incarnation, data, self._guarded, position)
+        self._cutting = Cutting(
+            spec, hello.token if entry.part is None else entry.part.token, replica, loop, parameters, feed
+        )
         feed.start()
         link.start()
         try:
@@ -156,10 +164,16 @@ class Worker:
             if self._peers is not None:
                 self._peers.leave("stopped")
 
-    def _recover(self, welcome: Welcome, loop: InnerLoop) -> None:
-        source = recover(self._spec, self._learner, welcome, loop)
+    def _recover(self, entry: Entry, loop: InnerLoop) -> None:
+        if entry.part is not None:
+            source = CUT
+            loop.load_optimizer_state(rebuilt(entry.part.moments, loop.optimizers))
+            torch.set_rng_state(entry.part.rng)
+        else:
+            source = recover(self._spec, self._learner, entry.welcome, loop)
         self._fresh = source == FRESH
-        fields = {"learner": self._learner, "incarnation": welcome.sender.incarnation, "source": source}
+        incarnation = entry.replica.sender.incarnation
+        fields = {"learner": self._learner, "incarnation": incarnation, "source": source}
         try:
             find_syncer(self._spec).note.remote("recovered", fields)
         except (ValueError, RayError) as error:
@@ -169,6 +183,7 @@ class Worker:
         slots, peers = SlotWait(self._spec.config.diloco, replica.clock), self._peers
         batches: list[torch.Tensor] | None = None
         while not self._stop.is_set():
+            self._cutting.at_boundary()
             replica.adopt()
             if self._finish.is_set() and (peers is None or not peers.formed):
                 self._rest()
@@ -224,6 +239,8 @@ class Worker:
     def _on_reply(self, reply: Reply) -> None:
         replica = self._replica
         assert replica is not None  # the link starts after the replica
+        if reply.cut is not None:
+            self._cutting.want(reply.cut, self._thread.is_alive)
         self._estimate.update(reply.tokens_processed, replica.tokens, live=max(1, reply.live))
         if not reply.finish:  # also after a restart of the syncer, which may know of fewer tokens than it did
             self._finish.clear()

@@ -99,6 +99,8 @@ class Replay:
     def _merges(self) -> Iterator[dict[str, Any]]:
         """Merges in the order of the tape; the settings are those of the syncer that made them."""
         for event in self._events:
+            if event["kind"] == "rolled_back":
+                raise Unusable(f"the run went back to cut {event['cut']}: a replay follows it no further")
             if event["kind"] == "syncer_started":
                 self._settings = DilocoSettings(**event["settings"])
             elif event["kind"] in MERGES:

@@ -280,6 +280,10 @@ def _check_rest(config: Config) -> None:
         at_least(f"eval.{key}", getattr(config.eval, key), 1)
     at_least("checkpoint.snapshot_every_merges", config.checkpoint.snapshot_every_merges, 1)
     at_least("checkpoint.keep", config.checkpoint.keep, 1)
+    above("checkpoint.full_every_s", config.checkpoint.full_every_s, 0.0)
+    above("checkpoint.full_deadline_s", config.checkpoint.full_deadline_s, 0.0)
+    if config.checkpoint.full and config.algo == "data_parallel":
+        raise ConfigError("checkpoint.full", True, "false with algo=data_parallel")
     for key in ("most_failed_starts", "final_tries", "most_failures"):
         at_least(f"supervisor.{key}", getattr(config.supervisor, key), 1)
     for field in dataclasses.fields(config.supervisor):

@@ -20,7 +20,7 @@ LEARNING_RATES = {"muon": 12e-3, "adamw": 4e-3}
 OPTIMIZERS = tuple(LEARNING_RATES)
 PRECISIONS = ("auto", "fp32", "bf16")
 RECOVERIES = ("peer", "checkpoint", "fresh")
-RESUME_RULES = ("never", "auto")
+RESUME_RULES = ("never", "auto", "cut")
 TRACKERS = ("none", "wandb")
 TRACKING_MODES = ("offline", "online")
 
@@ -36,7 +36,8 @@ class RunConfig:
     seed: int = 1
     """Seed of the first weights and of the order of the data."""
     resume: str = "never"
-    """What to do when the folder holds a checkpoint: never (refuse) or auto (go on from it)."""
+    """What to do when the folder holds a checkpoint: never (refuse), auto (go on from it), or cut (go back to the
+    newest consistent cut, and forget what came after it)."""
     shared_dir: bool = False
     """The run folder is the same on all nodes. Without it, a run on several nodes refuses a local folder."""
     preload: bool = True
@@ -199,7 +200,14 @@ class CheckpointConfig:
     snapshot_every_merges: int = 64
     """Merges between two snapshots; the journal in between holds one record a merge."""
     keep: int = 2
-    """Snapshots that are kept."""
+    """Snapshots that are kept, and consistent cuts."""
+    full: bool = False
+    """Make consistent cuts as well: of syncer, ledger and every learner with its weights, optimizer state and place in
+    the data. Nobody stops for them. A run that is resumed takes optimizer state from the newest one."""
+    full_every_s: float = 600.0
+    """Seconds between two consistent cuts."""
+    full_deadline_s: float = 120.0
+    """Seconds in which every learner must have saved its part of a cut."""
 
 
 @dataclass(frozen=True)

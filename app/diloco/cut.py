@@ -48,6 +48,8 @@ def give_up_late(machine: Machine, now: float) -> None:
 
 
 def _progress(machine: Machine) -> None:
-    if machine.cut is not None and not machine.cut.waiting:
-        machine.out.append(CutDone(machine.cut.id, dict(machine.cut.saved)))
-        machine.cut = None
+    cut = machine.cut
+    if cut is None or cut.waiting:
+        return
+    machine.out.append(CutDone(cut.id, dict(cut.saved)) if cut.saved else CutGivenUp(cut.id, ()))
+    machine.cut = None

@@ -188,7 +188,7 @@ class CutDone:
 
 @dataclass(frozen=True)
 class CutGivenUp:
-    """These learners have not saved their part in time."""
+    """These learners have not saved their part in time; or there was nobody to save one."""
 
     id: CutId
     missing: tuple[str, ...]

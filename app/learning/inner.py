@@ -47,7 +47,7 @@ class InnerLoop:
         self._accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
         self._clip = config.grad_clip
         model.train()
-        self.model, *self._optimizers = self._accelerator.prepare(model, *build_optimizers(model, config))
+        self.model, *self.optimizers = self._accelerator.prepare(model, *build_optimizers(model, config))
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         """What is trained."""
 
@@ -76,7 +76,7 @@ class InnerLoop:
             if finite:
                 self._write(whole.lr, parameter_lock)
         finally:  # also when a group broke: the same batches may come again
-            for optimizer in self._optimizers:
+            for optimizer in self.optimizers:
                 optimizer.zero_grad(set_to_none=True)
         tokens = sum(batch.numel() for batch in batches)
         return StepResult(whole.loss, tokens, norm, skipped=not finite)
@@ -91,11 +91,11 @@ class InnerLoop:
         return own if share is None else share(self.parameters, own)
 
     def _write(self, lr: float, parameter_lock: AbstractContextManager[Any]) -> None:
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
         with parameter_lock:
-            for optimizer in self._optimizers:
+            for optimizer in self.optimizers:
                 optimizer.step()
 
     def moments(self) -> States:
@@ -104,15 +104,15 @@ class InnerLoop:
 
     def take_moments(self, data: bytes) -> None:
         """Go on from what another loop of the same kind had (`packed`). Raises Unusable, and changes nothing then."""
-        self.load_optimizer_state(unpacked(data, self._optimizers))
+        self.load_optimizer_state(unpacked(data, self.optimizers))
 
     def optimizer_state(self) -> list[dict[str, Any]]:
         """Return the optimizers' states (moments fp32 on the device, views of the live ones)."""
-        return [optimizer.state_dict() for optimizer in self._optimizers]
+        return [optimizer.state_dict() for optimizer in self.optimizers]
 
     def load_optimizer_state(self, states: list[dict[str, Any]]) -> None:
         """Take over the optimizers' states. Raises ValueError when they are of another model or optimizer."""
-        for optimizer, state in zip(self._optimizers, states, strict=True):
+        for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
 
     def state(self) -> dict[str, Any]:

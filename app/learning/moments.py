@@ -6,7 +6,7 @@ weights come from the same global model, are nearly its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,14 +34,19 @@ def _cloned(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def packed(states: States) -> bytes:
-    """The moments as a safetensors file of fp32 tensors on the CPU; parameters by their place in the optimizers."""
+    """The moments as a safetensors file of `flat` tensors."""
+    return save(flat(states))
+
+
+def flat(states: States) -> dict[str, Tensor]:
+    """The moments as fp32 tensors on the CPU, by name; parameters by their place in the optimizers."""
     tensors = {}
     for i, state in enumerate(states):
         for k, entry in state["state"].items():
             for name in sorted(entry.keys() & (ADAMW | MUON)):
                 value = torch.as_tensor(entry[name]).detach()
                 tensors[f"{i}/{k}/{name}"] = value.to("cpu", torch.float32).contiguous()
-    return save(tensors)
+    return tensors
 
 
 def unpacked(data: bytes, optimizers: Sequence[torch.optim.Optimizer]) -> States:
@@ -53,6 +58,11 @@ def unpacked(data: bytes, optimizers: Sequence[torch.optim.Optimizer]) -> States
         tensors = load(data)
     except Exception as error:  # safetensors has its own kinds, and more may come of garbage
         raise Unusable(f"no safetensors file: {error}") from error
+    return rebuilt(tensors, optimizers)
+
+
+def rebuilt(tensors: Mapping[str, Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> States:
+    """What `flat` made, as `unpacked` does."""
     states: States = [{**optimizer.state_dict(), "state": {}} for optimizer in optimizers]
     shapes = [[p.shape for group in o.param_groups for p in group["params"]] for o in optimizers]
     for key, value in tensors.items():

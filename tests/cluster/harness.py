@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from actors.driver import prepare_run
 from actors.fleet import Fleet
 from actors.spec import EVALUATOR, LEDGER, SUPERVISOR, SYNCER, RunSpec
-from actors.start import attach, dismiss, find_supervisor, start_supervisor, status_of, wait_until_left
+from actors.start import attach, dismiss, find_supervisor, start_supervisor, status_of, wait_until_left, went_back
 from app.config import load
 from app.run import tape
 from app.run.folder import open_folder
@@ -57,7 +57,7 @@ class LiveRun:
     def __init__(self, folder: Path, overrides: list[str]):
         self.config = load([*TINY, f"run.dir={folder}", *overrides])
         self.folder = open_folder(self.config)
-        self.spec: RunSpec = prepare_run(self.config, self.folder)
+        self.spec: RunSpec = went_back(prepare_run(self.config, self.folder), self.folder)
         self.supervisor = attach(self.spec.run_id) or start_supervisor(self.spec)
 
     def actor(self, name: str) -> Any:

@@ -204,6 +204,13 @@ def _offers(whole: Whole, world: CutWorld):
     return tuple(f.offer_for("nobody", f.version, protocol.epoch, full=True) for f in protocol.fragments)
 
 
+def test_without_learners_there_is_no_cut() -> None:
+    world = CutWorld(3, 0, DilocoSettings(fragments=2), faults=False, deaths=False)
+    world.cut()
+    assert world.given_up == 1
+    assert world.protocol.cut is None
+
+
 def test_a_cut_that_somebody_does_not_save_is_given_up() -> None:
     world = CutWorld(2, 2, DilocoSettings(fragments=2, sync_interval=4), faults=False, deaths=False)
     for _ in range(10):
