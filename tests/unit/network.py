@@ -103,7 +103,7 @@ class World:
         self.send("reply", (report.sender.learner, report.sender.incarnation, reply))
 
     def _on_contribution(self, given: Contribution) -> None:
-        self.feed(Arrived.of(given, self.layout.fragments[given.fragment].numel, self.settings.codec_block))
+        self.feed(Arrived.of(given, self.layout, self.settings))
 
     def _on_lost(self, who: tuple[str, int]) -> None:
         self.feed(Lost(*who, "exit"))
