@@ -97,7 +97,7 @@ def _take(machine: Machine, member: Member, report: Report, now: float) -> bool:
     if not _possible(machine, member, report, now):
         return False
     if machine.books.report(report):
-        member.hear(report, now)
+        member.hear(report, machine.clock.t, now)
         for p, fragment in enumerate(machine.fragments):
             fragment.received(member.learner, report.held[p])
             waiting = machine.unreturned.get(p)

@@ -36,11 +36,11 @@ class Member:
         """Its recent median step time, 0 before the first report."""
         return self.report.step_time if self.report else 0.0
 
-    def hear(self, report: Report, now: float) -> None:
-        """Take a report that is newer than the one before."""
+    def hear(self, report: Report, t: int, now: float) -> None:
+        """Take a report that is newer than the one before; t is the global clock."""
         self.last_heard, self.report = now, report
         self.clock = max(self.clock, report.clock)
-        self.pace.hear(report)
+        self.pace.hear(report, t)
         self.full_pulls = {p: pulls for p, pulls in self.full_pulls.items() if p in report.need_full}
         if report.step_time > 0:
             self.usual.add(report.step_time)

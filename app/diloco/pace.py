@@ -24,7 +24,7 @@ LONGEST_OUTAGE_S = 30 * 86_400.0
 
 @dataclass
 class Pace:
-    """A learner's counters at some moment, and how fast it has said to be since.
+    """A learner's counters at some moment, and how far and how fast it has come since.
 
     The time runs from a moment before the first of the steps that it bounds, not from the last report: messages may
     be late, and come all at once.
@@ -33,7 +33,11 @@ class Pace:
     began_at: float
     """Seconds of the protocol's clock."""
     steps: int
+    """Its steps at that moment."""
     clock: int
+    """Its newest clock."""
+    ahead: int = 0
+    """By how much it raised its own clock beyond what an offer may have lifted it to, over all reports since."""
     fastest: float = math.inf
     """Shortest step time that was reported, in seconds."""
     remembered_at: float | None = None
@@ -50,18 +54,24 @@ class Pace:
         return cls(now - LONGEST_OUTAGE_S, steps, clock, remembered_at=now)
 
     def allows(self, report: Report, t: int, now: float) -> bool:
-        """Whether steps and clock can be what the report says. Offers lift a learner's clock to t at most."""
+        """Whether steps and clock can be what the report says."""
         if report.step_time > MOST_STEP_S:
             return False
         fastest = min(self.fastest, report.step_time) if report.step_time > 0 else self.fastest
         a_step = LEAST_STEP_S if math.isinf(fastest) else max(LEAST_STEP_S, fastest / SPEED_UP)
         most = FREE_STEPS + (now - self.began_at) / a_step
-        return report.steps - self.steps <= most and report.clock - max(self.clock, t) <= most
+        return report.steps - self.steps <= most and self.ahead + self._raised(report, t) <= most
 
-    def hear(self, report: Report) -> None:
+    def hear(self, report: Report, t: int) -> None:
         """Take a report that was allowed."""
         if report.step_time > 0:
             self.fastest = min(self.fastest, report.step_time)
+        self.ahead += self._raised(report, t)
+        self.clock = max(self.clock, report.clock)
         if self.remembered_at is not None:
-            self.began_at, self.remembered_at = self.remembered_at, None
-            self.steps, self.clock = report.steps, report.clock
+            self.began_at, self.steps, self.ahead = self.remembered_at, report.steps, 0
+            self.remembered_at = None
+
+    def _raised(self, report: Report, t: int) -> int:
+        """Steps by which its clock rose on its own: offers lift it to t at most."""
+        return max(0, report.clock - max(self.clock, t))
