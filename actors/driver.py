@@ -24,6 +24,7 @@ from actors.spec import RunSpec, namespace_of
 from actors.start import (
     ANSWER_S,
     attach,
+    check_checkpoint,
     check_room,
     dismiss,
     start_local_ray,
@@ -42,8 +43,9 @@ from app.learning.model import build_model
 from app.run.display import Display
 from app.run.final_report import final_report
 from app.run.folder import RunFolder, open_folder
+from app.run.journal import JournalDamaged
 from app.run.storage import remove_partials
-from app.run.summary import read_summary
+from app.run.summary import SummaryDamaged, read_summary
 from app.run.tracking import check_tracking
 
 _log = logging.getLogger(__name__)
@@ -82,6 +84,8 @@ class Driver:
                 return self._follow(folder, Progress(spec, attached=True), spec, supervisor)
             with _writing(folder):
                 remove_partials(folder.local)  # nobody of the run is alive
+                if folder.resumed:
+                    check_checkpoint(folder, spec.layout, self._config)
                 if folder.resumed:
                     folder.keep(self._config)  # before there is a run that has it
             return self._follow(folder, Progress(spec, attached=False), spec, start_supervisor(spec))
@@ -191,8 +195,8 @@ def _is_complete(folder: RunFolder, config: Config) -> bool:
         return False
     try:
         summary = read_summary(folder.store)
-    except FileNotFoundError:
-        return False
+    except (FileNotFoundError, SummaryDamaged):
+        return False  # the run's end writes it anew
     return bool(summary["status"] == "completed" and summary["tokens_processed"] >= config.train.tokens)
 
 
@@ -212,7 +216,7 @@ def _writing(folder: RunFolder) -> Iterator[None]:
     """What can't be read is refused under its own key; any other error of a disk is one of the run folder."""
     try:
         yield
-    except OSError as error:
+    except (OSError, JournalDamaged) as error:
         raise ConfigError("run.dir", folder.location, f"it can't be used: {error}") from error
 
 

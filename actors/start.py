@@ -20,7 +20,7 @@ from app.config import Config, ConfigError
 from app.diloco.durable import first_state
 from app.diloco.fragments import Layout
 from app.run.folder import PAYLOADS, RunFolder
-from app.run.journal import Journal
+from app.run.journal import Journal, JournalDamaged
 from app.run.payloads import PayloadStore
 from app.run.storage import open_store
 
@@ -34,7 +34,7 @@ INLINE_BYTES = 2 * 1024 * 1024
 
 
 def write_version_0(folder: RunFolder, layout: Layout, parameters: Mapping[str, torch.Tensor], config: Config) -> None:
-    """Journal Θ⁰, unless the run has a state already."""
+    """Journal Θ⁰, unless the run has a state already. Raises JournalDamaged."""
     if folder.checkpoints.names("snapshot-"):
         return
     state = first_state(folder.run_id, layout, parameters)
@@ -42,7 +42,24 @@ def write_version_0(folder: RunFolder, layout: Layout, parameters: Mapping[str, 
         PayloadStore(open_store(folder / PAYLOADS)).keep_first(state.meta, state.tensors)
     journal = Journal(folder.checkpoints, config.checkpoint.keep)
     journal.claim_epoch()
+    if journal.load()[1]:
+        raise JournalDamaged("there are records, and no snapshot that they follow on")
     journal.snapshot(state.meta, state.tensors)
+
+
+def check_checkpoint(folder: RunFolder, layout: Layout, config: Config) -> None:
+    """Refuse what the syncer could not go on from. Nobody may be writing there.
+
+    Raises:
+        ConfigError: the journal is damaged, or another run's, or another model's.
+    """
+    try:
+        state, _ = Journal(folder.checkpoints, config.checkpoint.keep).load()
+        meta = {} if state is None else state.meta
+        if (meta.get("run_id"), meta.get("layout")) != (folder.run_id, layout.hash):
+            raise JournalDamaged("it belongs to another run or another model")
+    except (JournalDamaged, OSError, MemoryError) as error:
+        raise ConfigError("run.dir", folder.location, f"its checkpoint can't be used: {error}") from error
 
 
 def start_local_ray(config: Config, namespace: str) -> None:

@@ -67,16 +67,24 @@ def from_yaml(text: str) -> Config:
     """The configuration that `as_yaml` wrote.
 
     Raises:
-        ConfigError: for keys or types that the schema doesn't have.
+        ConfigError: for what is no such text, and for keys or types that the schema doesn't have.
     """
-    from omegaconf import OmegaConf
+    import yaml
+    from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        merged = OmegaConf.merge(_schema(), OmegaConf.create(text))
-        return _to_config(merged)
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise ConfigError("config", "*", "no aliases are needed")  # a few make gigabytes of a short text
+        read = OmegaConf.create(text)
+        missing = [f.name for f in dataclasses.fields(Config) if not isinstance(read, DictConfig) or f.name not in read]
+        if missing:
+            raise ConfigError(missing[0], None, "it is missing")
+        return _to_config(OmegaConf.merge(_schema(), read))
     except OmegaConfBaseException as error:
         raise _from_omegaconf(error, {}) from error
+    except (yaml.YAMLError, RecursionError, AssertionError, AttributeError, TypeError) as error:
+        raise ConfigError("config", "?", f"no YAML of a configuration ({error})") from error
 
 
 def _compose(overrides: Sequence[str], values: dict[str, str]) -> Config:
