@@ -84,7 +84,7 @@ class Driver:
                 return self._follow(folder, Progress(spec, attached=True), spec, supervisor)
             with _writing(folder):
                 remove_partials(folder.local)  # nobody of the run is alive
-                if folder.resumed:
+                if folder.resumed and address:
                     check_checkpoint(folder, spec.layout, self._config)
                 if folder.resumed:
                     folder.keep(self._config)  # before there is a run that has it
@@ -237,6 +237,8 @@ def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] 
     layout = build_layout(specs, config.diloco.fragments)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if ready is not None:
+        if folder.resumed:  # nobody of the run is alive: its cluster was its driver's
+            check_checkpoint(folder, layout, config)
         ready(namespace_of(folder.run_id))
     with _writing(folder):
         if not folder.resumed:

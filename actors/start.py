@@ -42,8 +42,7 @@ def write_version_0(folder: RunFolder, layout: Layout, parameters: Mapping[str, 
         PayloadStore(open_store(folder / PAYLOADS)).keep_first(state.meta, state.tensors)
     journal = Journal(folder.checkpoints, config.checkpoint.keep)
     journal.claim_epoch()
-    if journal.load()[1]:
-        raise JournalDamaged("there are records, and no snapshot that they follow on")
+    _check_empty(journal)
     journal.snapshot(state.meta, state.tensors)
 
 
@@ -54,12 +53,22 @@ def check_checkpoint(folder: RunFolder, layout: Layout, config: Config) -> None:
         ConfigError: the journal is damaged, or another run's, or another model's.
     """
     try:
-        state, _ = Journal(folder.checkpoints, config.checkpoint.keep).load()
-        meta = {} if state is None else state.meta
-        if (meta.get("run_id"), meta.get("layout")) != (folder.run_id, layout.hash):
+        journal = Journal(folder.checkpoints, config.checkpoint.keep)
+        state, _ = journal.load()
+        if state is None:
+            _check_empty(journal)
+        elif (state.meta.get("run_id"), state.meta.get("layout")) != (folder.run_id, layout.hash):
             raise JournalDamaged("it belongs to another run or another model")
     except (JournalDamaged, OSError, MemoryError) as error:
         raise ConfigError("run.dir", folder.location, f"its checkpoint can't be used: {error}") from error
+
+
+def _check_empty(journal: Journal) -> None:
+    """Make sure that a journal without a usable snapshot never had one. Raises JournalDamaged."""
+    state, later = journal.load()
+    if state is not None or later or journal.dropped:
+        why = f": {', '.join(journal.dropped)} can't be read" if journal.dropped else ""
+        raise JournalDamaged(f"no usable snapshot is there{why}")
 
 
 def start_local_ray(config: Config, namespace: str) -> None:

@@ -300,7 +300,7 @@ def first(tensors: dict[str, torch.Tensor], part: str) -> str:
 WRONG: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] = {
     "a negative square": lambda t: t | {first(t, "exp_avg_sq"): -t[first(t, "exp_avg_sq")] - 1},
     "a negative count": lambda t: t | {first(t, "/step"): torch.tensor(-1.0)},
-    "a number from the end": lambda t: renamed(t, first(t, "exp_avg"), first(t, "exp_avg").replace("/0/", "/-1/")),
+    "a number from the end": lambda t: renamed(t, first(t, "exp_avg"), "1/-1/exp_avg"),
     "a number with a zero before it": lambda t: t | {"00/0/momentum_buffer": t[first(t, "momentum_buffer")]},
     "another type": lambda t: t | {first(t, "exp_avg"): t[first(t, "exp_avg")].double()},
     "a number of another kind": lambda t: t | {"٠/0/momentum_buffer": t[first(t, "momentum_buffer")]},
