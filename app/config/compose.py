@@ -79,9 +79,10 @@ def from_yaml(text: str) -> Config:
         _check_yaml(text)
         read = OmegaConf.create(text)
         missing = [f.name for f in dataclasses.fields(Config) if not isinstance(read, DictConfig) or f.name not in read]
+        config = _to_config(OmegaConf.merge(_schema(), read))
         if missing:
             raise ConfigError(missing[0], None, "it is missing")
-        return _to_config(OmegaConf.merge(_schema(), read))
+        return config
     except OmegaConfBaseException as error:
         raise _from_omegaconf(error, {}) from error
     except (yaml.YAMLError, RecursionError, AssertionError, AttributeError, TypeError) as error:
