@@ -107,7 +107,8 @@ class Driver:
             ray.init(namespace=namespace_of(folder.run_id), log_to_driver=False, logging_level="warning")
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             why = str(error).splitlines()[0]
-            raise ConfigError("RAY_ADDRESS", address, f"no cluster can be used there: {why}") from error
+            allowed = f"no cluster can be used there ({why}); one with a token needs it in RAY_AUTH_TOKEN or ~/.ray"
+            raise ConfigError("RAY_ADDRESS", address, allowed) from error
         self._watch_signals()
         nodes = [node for node in ray.nodes() if node["Alive"]]
         if len(nodes) > 1 and not self._config.run.shared_dir:
