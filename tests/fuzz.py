@@ -81,3 +81,10 @@ anything = st.one_of(
     st.lists(tables, min_size=2, max_size=2).map(tuple),
     st.dictionaries(st.one_of(texts, st.integers()), values, max_size=3),
 )
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    """The data with one bit changed; places count round."""
+    changed = bytearray(data)
+    changed[place // 8 % len(changed)] ^= 1 << place % 8
+    return bytes(changed)
