@@ -24,6 +24,7 @@ from actors.spec import RunSpec, namespace_of
 from actors.start import (
     ANSWER_S,
     attach,
+    check_checkpoint,
     check_room,
     dismiss,
     start_local_ray,
@@ -44,8 +45,9 @@ from app.run.cuts import Cuts
 from app.run.display import Display
 from app.run.final_report import final_report
 from app.run.folder import RunFolder, open_folder
+from app.run.journal import JournalDamaged
 from app.run.storage import remove_partials
-from app.run.summary import read_summary
+from app.run.summary import SummaryDamaged, read_summary
 from app.run.tracking import check_tracking
 
 _log = logging.getLogger(__name__)
@@ -84,6 +86,8 @@ class Driver:
                 return self._follow(folder, Progress(spec, attached=True), spec, supervisor)
             with _writing(folder):
                 remove_partials(folder.local)  # nobody of the run is alive
+                if folder.resumed and address:
+                    check_checkpoint(folder, spec.layout, self._config)
                 if folder.resumed:
                     folder.keep(self._config)  # before there is a run that has it
                     spec = went_back(spec, folder)
@@ -106,7 +110,8 @@ class Driver:
             ray.init(namespace=namespace_of(folder.run_id), log_to_driver=False, logging_level="warning")
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             why = str(error).splitlines()[0]
-            raise ConfigError("RAY_ADDRESS", address, f"no cluster can be used there: {why}") from error
+            allowed = f"no cluster can be used there ({why}); one with a token needs it in RAY_AUTH_TOKEN or ~/.ray"
+            raise ConfigError("RAY_ADDRESS", address, allowed) from error
         self._watch_signals()
         nodes = [node for node in ray.nodes() if node["Alive"]]
         if len(nodes) > 1 and not self._config.run.shared_dir:
@@ -194,8 +199,8 @@ def _is_complete(folder: RunFolder, config: Config) -> bool:
         return False
     try:
         summary = read_summary(folder.store)
-    except FileNotFoundError:
-        return False
+    except (FileNotFoundError, SummaryDamaged):
+        return False  # the run's end writes it anew
     return bool(summary["status"] == "completed" and summary["tokens_processed"] >= config.train.tokens)
 
 
@@ -215,7 +220,7 @@ def _writing(folder: RunFolder) -> Iterator[None]:
     """What can't be read is refused under its own key; any other error of a disk is one of the run folder."""
     try:
         yield
-    except OSError as error:
+    except (OSError, JournalDamaged) as error:
         raise ConfigError("run.dir", folder.location, f"it can't be used: {error}") from error
 
 
@@ -236,6 +241,8 @@ def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] 
     layout = build_layout(specs, config.diloco.fragments)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if ready is not None:
+        if folder.resumed:  # nobody of the run is alive: its cluster was its driver's
+            check_checkpoint(folder, layout, config)
         ready(namespace_of(folder.run_id))
     with _writing(folder):
         if not folder.resumed:

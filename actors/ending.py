@@ -21,7 +21,7 @@ from app.run.attempts import without_pauses
 from app.run.facts import ByteFacts, EvalFacts, RunFacts
 from app.run.history import History
 from app.run.storage import open_store
-from app.run.summary import read_summary, run_versions, summarise, write_summary
+from app.run.summary import SummaryDamaged, read_summary, run_versions, summarise, write_summary
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: Fin
 def _summary_before(spec: RunSpec) -> dict[str, Any] | None:
     try:
         return read_summary(open_store(str(spec.run_dir)))
-    except FileNotFoundError:
+    except (FileNotFoundError, SummaryDamaged):
         return None
 
 

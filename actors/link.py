@@ -22,6 +22,7 @@ from actors.syncer import Denied, TryAgain
 from app.diloco.clock import due_slots
 from app.diloco.messages import Contribution, Hello, Reply, Report, Welcome
 from app.diloco.replica import Replica
+from app.diloco.whole import is_reply, is_welcome
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +43,10 @@ def join(spec: RunSpec, hello: Hello, stop: threading.Event) -> Welcome | None:
     while not stop.is_set():
         try:
             welcome: Welcome = ray.get(find_syncer(spec).join.remote(hello), timeout=CALL_TIMEOUT_S)
-            return welcome
+            if is_welcome(welcome, len(spec.layout.fragments)):
+                return welcome
+            _log.warning("what came as a welcome is none")
+            stop.wait(RETRY_S)
         except Denied as error:
             if not isinstance(error, TryAgain):
                 raise
@@ -131,6 +135,8 @@ class Link:
                 reply: Reply = ray.get(self._syncer.poll.remote(self._report(), *given), timeout=CALL_TIMEOUT_S)
                 if self._sabotage.muted:
                     raise TimeoutError("muted")
+                if not is_reply(reply, len(self._spec.layout.fragments)):
+                    raise TimeoutError("what came as a reply is none")
             except (RayError, TimeoutError) as error:
                 _log.info("syncer away: %s", error)
                 given = []  # the round they were for may be over; its work is still in the parameters

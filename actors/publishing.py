@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import numpy as np
-
 from actors.spec import RunSpec
 from app.diloco.codec import digest
 from app.diloco.durable import Durable, merge_record, restore, whole_state
@@ -87,12 +85,13 @@ class Publisher:
             spec.config.train.tokens,
             Durable(state.meta, state.tensors),
             [Durable(record.meta, record.tensors) for record in later],
+            spec.config.most_step_tokens,
         )
 
     def keep(self, contribution: Contribution) -> None:
         """Keep a contribution for replay, the first of its name. In the thread of arithmetic."""
         given, payload = contribution.sender, contribution.payload
-        if self._payloads is None or not isinstance(payload, np.ndarray):
+        if self._payloads is None:
             return
         try:
             self._payloads.keep(given.epoch, contribution.round, given.learner, given.incarnation, payload.tobytes())

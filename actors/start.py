@@ -22,7 +22,7 @@ from app.diloco.durable import first_state
 from app.diloco.fragments import Layout
 from app.run.cuts import LEDGER, SYNCER, Cuts
 from app.run.folder import PAYLOADS, RunFolder
-from app.run.journal import Journal
+from app.run.journal import Journal, JournalDamaged
 from app.run.payloads import PayloadStore
 from app.run.storage import open_store
 
@@ -36,7 +36,7 @@ INLINE_BYTES = 2 * 1024 * 1024
 
 
 def write_version_0(folder: RunFolder, layout: Layout, parameters: Mapping[str, torch.Tensor], config: Config) -> None:
-    """Journal Θ⁰, unless the run has a state already."""
+    """Journal Θ⁰, unless the run has a state already. Raises JournalDamaged."""
     if folder.checkpoints.names("snapshot-"):
         return
     state = first_state(folder.run_id, layout, parameters)
@@ -44,6 +44,7 @@ def write_version_0(folder: RunFolder, layout: Layout, parameters: Mapping[str, 
         PayloadStore(open_store(folder / PAYLOADS)).keep_first(state.meta, state.tensors)
     journal = Journal(folder.checkpoints, config.checkpoint.keep)
     journal.claim_epoch()
+    _check_empty(journal)
     journal.snapshot(state.meta, state.tensors)
 
 
@@ -66,6 +67,31 @@ def went_back(spec: RunSpec, folder: RunFolder) -> RunSpec:
     journal.snapshot(state.meta, state.tensors)
     print(f"went back to cut {spec.cut}", flush=True)
     return replace(spec, rolled_back=True)
+
+
+def check_checkpoint(folder: RunFolder, layout: Layout, config: Config) -> None:
+    """Refuse what the syncer could not go on from. Nobody may be writing there.
+
+    Raises:
+        ConfigError: the journal is damaged, or another run's, or another model's.
+    """
+    try:
+        journal = Journal(folder.checkpoints, config.checkpoint.keep)
+        state, _ = journal.load()
+        if state is None:
+            _check_empty(journal)
+        elif (state.meta.get("run_id"), state.meta.get("layout")) != (folder.run_id, layout.hash):
+            raise JournalDamaged("it belongs to another run or another model")
+    except (JournalDamaged, OSError, MemoryError) as error:
+        raise ConfigError("run.dir", folder.location, f"its checkpoint can't be used: {error}") from error
+
+
+def _check_empty(journal: Journal) -> None:
+    """Make sure that a journal without a usable snapshot never had one. Raises JournalDamaged."""
+    state, later = journal.load()
+    if state is not None or later or journal.dropped:
+        why = f": {', '.join(journal.dropped)} can't be read" if journal.dropped else ""
+        raise JournalDamaged(f"no usable snapshot is there{why}")
 
 
 def start_local_ray(config: Config, namespace: str) -> None:

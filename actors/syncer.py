@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from actors.consumption import Consumption
@@ -47,6 +46,7 @@ from app.diloco.events import (
     Wake,
 )
 from app.diloco.messages import Consumed, Contribution, Hello, Payload, Reply, Report, Welcome
+from app.diloco.whole import is_contribution, is_hello, sender_of
 from app.run.tape import Tape
 
 _log = logging.getLogger(__name__)
@@ -105,6 +105,11 @@ class Syncer:
     async def join(self, hello: Hello) -> Welcome:
         """Admit a learner process, once its incarnation is durable. Raises Denied."""
         self._start()
+        if not is_hello(hello):
+            self._feed(Join(hello))  # counted
+            raise Denied("this is no hello")
+        if hello.learner not in self._spec.config.learner_ids:
+            raise Denied(f"{hello.learner} is no learner of this run")
         future = self._hellos.get(hello.token)
         if future is None or future.done():
             future = self._hellos[hello.token] = asyncio.get_running_loop().create_future()
@@ -126,7 +131,10 @@ class Syncer:
         for contribution in given:
             self._take(contribution)
         self._feed(Reported(report))
-        news = self._news.setdefault(report.sender.learner, asyncio.Event())
+        sender = sender_of(report)
+        if sender is None or sender.learner not in self._protocol.members:
+            return self._protocol.reply(report, time.monotonic())[0]
+        news = self._news.setdefault(sender.learner, asyncio.Event())
         deadline = time.monotonic() + PARK_S
         while True:
             news.clear()
@@ -147,23 +155,21 @@ class Syncer:
         self._feed(Reported(report))
 
     def _take(self, contribution: Contribution) -> None:
-        if isinstance(contribution.payload, np.ndarray):
-            self._traffic.up += contribution.payload.nbytes  # what is refused was sent too
-        numel = self._numel(contribution.fragment)
-        if numel is None:
+        if not is_contribution(contribution, len(self._spec.layout.fragments)):
             self._feed(Arrived(contribution, None))  # counted as garbage
             return
-        self._spawn(self._decode(contribution, numel))
+        self._traffic.up += contribution.payload.nbytes  # what is refused was sent too
+        self._traffic.up_fp32 += 4 * self._spec.layout.fragments[contribution.fragment].numel
+        self._spawn(self._decode(contribution))
 
-    async def _decode(self, contribution: Contribution, numel: int) -> None:
-        block = self._spec.config.diloco.codec_block
-        event = await self._publisher.compute(lambda: self._arrived(contribution, numel, block))
-        self._traffic.up_fp32 += 4 * numel
-        self._feed(event)
+    async def _decode(self, contribution: Contribution) -> None:
+        self._feed(await self._publisher.compute(lambda: self._arrived(contribution)))
 
-    def _arrived(self, contribution: Contribution, numel: int, block: int) -> Arrived:
-        self._publisher.keep(contribution)
-        return Arrived.of(contribution, numel, block)
+    def _arrived(self, contribution: Contribution) -> Arrived:
+        event = Arrived.of(contribution, self._spec.layout, self._spec.config.diloco)
+        if event.delta is not None:
+            self._publisher.keep(contribution)
+        return event
 
     # ---- called by supervisor, evaluator and driver
 
@@ -282,11 +288,7 @@ class Syncer:
 
     def _count_down(self, size: int, fragment: int) -> None:
         self._traffic.down += size
-        self._traffic.down_fp32 += 4 * (self._numel(fragment) or 0)
-
-    def _numel(self, fragment: int) -> int | None:
-        fragments = self._spec.layout.fragments
-        return fragments[fragment].numel if 0 <= fragment < len(fragments) else None
+        self._traffic.down_fp32 += 4 * self._spec.layout.fragments[fragment].numel
 
     def _write(self, kind: str, **fields: Any) -> None:
         """A tape that can't be written costs events, never merges."""

@@ -62,7 +62,7 @@ class Replay:
             raise Unusable(f"{error.filename or error} is missing: was it run with tape.payloads=true?") from error
         except (ConfigError, RecordDamaged, ValueError, OSError) as error:
             raise Unusable(str(error)) from error
-        if first.meta["layout"] != self._layout.hash:
+        if first.meta.get("layout") != self._layout.hash:
             raise Unusable("the layout of the configuration's model is not that of the run")
         self._events = tape.read(folder / TAPE)[0]
         self._settings = config.diloco
@@ -74,7 +74,13 @@ class Replay:
         """Versions computed so far."""
 
     def run(self) -> Difference | None:
-        """Compute one version after the other. Raises Unusable: something is missing."""
+        """Compute one version after the other. Raises Unusable: something is missing or damaged."""
+        try:
+            return self._run()
+        except (KeyError, TypeError, IndexError) as error:
+            raise Unusable(f"{TAPE} is damaged after {self.versions} versions: {error!r}") from error
+
+    def _run(self) -> Difference | None:
         for event in self._merges():
             fragment = self.fragments[event["fragment"]]
             if event["version"] <= fragment.version:

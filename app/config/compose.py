@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # hydra and omegaconf are imported where they are used: actor
 USUAL = {"algo": "decoupled", "chaos": "none"}
 """Groups whose other options make another run: its folder is named after them."""
 POOL = re.compile(r"pools\.([^.=]+)(?=[.=]|$)")
+MOST_DEPTH = 16
+"""Levels of a configuration in YAML; ours have four."""
 TYPE_WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -67,16 +69,39 @@ def from_yaml(text: str) -> Config:
     """The configuration that `as_yaml` wrote.
 
     Raises:
-        ConfigError: for keys or types that the schema doesn't have.
+        ConfigError: for what is no such text, and for keys or types that the schema doesn't have.
     """
-    from omegaconf import OmegaConf
+    import yaml
+    from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        merged = OmegaConf.merge(_schema(), OmegaConf.create(text))
-        return _to_config(merged)
+        _check_yaml(text)
+        read = OmegaConf.create(text)
+        missing = [f.name for f in dataclasses.fields(Config) if not isinstance(read, DictConfig) or f.name not in read]
+        config = _to_config(OmegaConf.merge(_schema(), read))
+        if missing:
+            raise ConfigError(missing[0], None, "it is missing")
+        return config
     except OmegaConfBaseException as error:
         raise _from_omegaconf(error, {}) from error
+    except (yaml.YAMLError, RecursionError, AssertionError, AttributeError, TypeError) as error:
+        raise ConfigError("config", "?", f"no YAML of a configuration ({error})") from error
+
+
+def _check_yaml(text: str) -> None:
+    """Refuse what takes gigabytes or minutes to read, however short it is: aliases, and nesting without end."""
+    import yaml
+
+    depth = 0
+    for token in yaml.scan(text):
+        if isinstance(token, yaml.AliasToken):
+            raise ConfigError("config", "*", "an alias can't be used")
+        name = type(token).__name__
+        depth += name.endswith(("SequenceStartToken", "MappingStartToken"))
+        depth -= name.endswith(("SequenceEndToken", "MappingEndToken", "BlockEndToken"))
+        if depth > MOST_DEPTH:
+            raise ConfigError("config", "?", f"at most {MOST_DEPTH} levels are possible")
 
 
 def _compose(overrides: Sequence[str], values: dict[str, str]) -> Config:

@@ -291,6 +291,15 @@ class Config:
         """Learners of each pool, in the order in which they are given out."""
         return sizes_of(self.learners, self.pools)
 
+    @property
+    def most_step_tokens(self) -> int:
+        """Tokens of an inner step of the pool with the largest."""
+        sizes = (
+            (pool.batch_size or self.train.batch_size) * (pool.accumulation or self.train.accumulation)
+            for pool in self.pools.values()
+        )
+        return max(sizes) * self.data.seq_len
+
     def pool_of(self, learner: str) -> Pool:
         """The pool of a learner of `learner_ids`, with the inner loop's settings as they are there."""
         ends = accumulate(self.pool_sizes.values())

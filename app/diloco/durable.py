@@ -15,6 +15,7 @@ from app.diloco.accounts import Books
 from app.diloco.average import average_weight, averaged
 from app.diloco.codec import digest
 from app.diloco.fragments import Layout, gather
+from app.diloco.guard import NormGuard
 from app.diloco.job import MergeResult
 from app.diloco.messages import Contained
 from app.diloco.protocol import Protocol
@@ -46,7 +47,10 @@ def first_state(run_id: str, layout: Layout, parameters: Tensors) -> Durable:
         "clock": 0,
         "incarnations": {},
         "books": Books([f.numel for f in layout.fragments]).state(),
-        "fragments": [{"version": 0, "clock": 0, "last_merged": {}, "contained": {}} for _ in layout.fragments],
+        "fragments": [
+            {"version": 0, "clock": 0, "last_merged": {}, "contained": {}, "guard": NormGuard(0.0).state()}
+            for _ in layout.fragments
+        ],
     }
     return Durable(meta, tensors)
 
@@ -71,6 +75,7 @@ def whole_state(protocol: Protocol) -> Durable:
                 "clock": f.clock,
                 "last_merged": dict(f.last_merged),
                 "contained": {learner: [asdict(e) for e in entries] for learner, entries in f.contained.items()},
+                "guard": protocol.guards[f.index].state(),
             }
             for f in protocol.fragments
         ],
@@ -79,7 +84,7 @@ def whole_state(protocol: Protocol) -> Durable:
 
 
 def merge_record(protocol: Protocol, result: MergeResult) -> Durable:
-    """One merge: fragment, version, clock, what it contains, and the books as they were just before it."""
+    """One merge: fragment, version, clock, what it contains, books and guard as they were just before it."""
     meta = {
         "kind": "merge",
         "fragment": result.fragment,
@@ -89,6 +94,7 @@ def merge_record(protocol: Protocol, result: MergeResult) -> Durable:
         "share": result.share,
         "contains": [asdict(contained) for contained in result.contains],
         "books": protocol.books.state(),
+        "guard": protocol.guards[result.fragment].state(),
     }
     return Durable(meta, _tensors("", result.theta, result.theta_hat, result.momentum))
 
@@ -111,6 +117,7 @@ def restore(
     budget: int,
     state: Durable,
     later: Sequence[Durable],
+    most_step_tokens: int | None = None,
 ) -> Protocol:
     """The machine as it was after the last durable record, under a new epoch.
 
@@ -129,6 +136,7 @@ def restore(
             learner: [Contained(**e) for e in entries] for learner, entries in entry["contained"].items()
         }
     numels = [fragment.numel for fragment in layout.fragments]
+    guards = [entry["guard"] for entry in meta["fragments"]]
     incarnations: dict[str, int] = dict(meta["incarnations"])
     books, clock = Books.from_state(numels, meta["books"]), meta["clock"]
     for record in later:
@@ -141,17 +149,22 @@ def restore(
         else:
             books = _replay(fragments, settings, numels, record)
             clock = max(clock, record.meta["clock"])
-    return Protocol(
+            guards[record.meta["fragment"]] = record.meta["guard"]
+    protocol = Protocol(
         run_id=run_id,
         epoch=epoch,
         layout=layout,
         settings=settings,
         budget=budget,
+        most_step_tokens=most_step_tokens,
         fragments=fragments,
         clock=clock,
         books=books,
         incarnations=incarnations,
     )
+    for guard, remembered in zip(protocol.guards, guards, strict=True):
+        guard.take(remembered)
+    return protocol
 
 
 def _replay(fragments: list[GlobalFragment], settings: DilocoSettings, numels: list[int], record: Durable) -> Books:

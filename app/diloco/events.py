@@ -7,9 +7,13 @@ from typing import Any
 
 import torch
 
+from app.diloco.codec import get_codec
+from app.diloco.fragments import Layout
 from app.diloco.job import MergeJob, MergeResult, decode_contribution
 from app.diloco.merge import norm
 from app.diloco.messages import NO_PAYLOAD, Contribution, CutId, Hello, Report, Welcome
+from app.diloco.settings import DilocoSettings
+from app.diloco.whole import is_contribution
 
 # ---- events
 
@@ -52,13 +56,16 @@ class Arrived:
     """‖d‖"""
 
     @classmethod
-    def of(cls, contribution: Contribution, numel: int, block: int) -> Arrived:
-        """The event for a contribution to a fragment of `numel` elements: its d decoded and measured.
+    def of(cls, contribution: Contribution, layout: Layout, settings: DilocoSettings) -> Arrived:
+        """The event for what came as a contribution: its d decoded and measured, or nothing where it is garbage.
 
-        `block` is the run's block size of blockwise codecs. The event does not hold the payload: that is memory which
-        another process shares, and a round may keep its answers for long.
+        The event does not hold the payload: that is memory which another process shares, and a round may keep its
+        answers for long.
         """
-        delta = decode_contribution(contribution, numel, block)
+        if not is_contribution(contribution, len(layout.fragments)):
+            return cls(contribution, None)
+        codec = get_codec(settings.codec_up, settings.codec_block)
+        delta = decode_contribution(contribution, layout.fragments[contribution.fragment].numel, codec)
         return cls(replace(contribution, payload=NO_PAYLOAD), delta, 0.0 if delta is None else norm(delta))
 
 

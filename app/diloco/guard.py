@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 WINDOW = 64
 """Norms that the running distribution remembers."""
@@ -36,6 +38,15 @@ class NormGuard:
         self._norms: deque[float] = deque(maxlen=WINDOW)
         """log ‖d‖."""
         self._steps: deque[int] = deque(maxlen=WINDOW)
+
+    def state(self) -> dict[str, Any]:
+        """What it remembers, JSON-able: a restarted syncer knows what is usual at once."""
+        return {"norms": list(self._norms), "steps": list(self._steps)}
+
+    def take(self, state: dict[str, Sequence[Any]]) -> None:
+        """Remember what `state` told, instead."""
+        self._norms = deque(state["norms"], maxlen=WINDOW)
+        self._steps = deque(state["steps"], maxlen=WINDOW)
 
     @property
     def usual(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from app.diloco import cut
@@ -12,16 +11,25 @@ from app.diloco.joining import known, leave
 from app.diloco.machine import Machine
 from app.diloco.members import Member
 from app.diloco.merging import take_answer
-from app.diloco.messages import Contribution, Refusal, Report
+from app.diloco.messages import UNKNOWN, Contribution, Refusal, Report, Sender
 from app.diloco.rounds import Round
+from app.diloco.whole import is_contribution, is_report, round_of, sender_of
 
 
 def reported(machine: Machine, report: Report, now: float) -> None:
     """A learner's counters arrived."""
+    if not is_report(report, len(machine.fragments)):
+        _garbled(machine, report)
+        return
     member = known(machine, report.sender)
-    if member is not None and not _take(machine, member, report, now):
+    if member is None:
+        return
+    if not _take(machine, member, report, now):
         machine.refuse(Refusal.CORRUPT, member.learner, seq=report.seq)
         _count_garbage(machine, member)
+    elif 0 < machine.settings.most_garbage <= max(member.full_pulls.values(), default=0):
+        machine.refuse(Refusal.CORRUPT, member.learner, seq=report.seq, pulls=max(member.full_pulls.values()))
+        leave(machine, member.learner, member.incarnation, "digest")
 
 
 def arrived(machine: Machine, event: Arrived, now: float) -> None:
@@ -30,6 +38,9 @@ def arrived(machine: Machine, event: Arrived, now: float) -> None:
     A refused answer to the open round takes its learner out of it: nobody waits for another one.
     """
     given = event.contribution
+    if not is_contribution(given, len(machine.fragments)):
+        _garbled(machine, given)
+        return
     learner = given.sender.learner
     member = known(machine, given.sender)
     if member is None:
@@ -44,9 +55,7 @@ def arrived(machine: Machine, event: Arrived, now: float) -> None:
             fields |= {"norm": event.norm, "usual": machine.guards[given.fragment].usual}
             fragment.outliers[learner] = fragment.version
         machine.refuse(refusal, learner, **fields)
-        meant = round_ is not None and given.round == round_.id and given.sender.epoch == machine.epoch
-        if round_ is not None and meant and not round_.answered(learner):
-            round_.gone.add(learner)
+        _take_out(machine, given.sender, given.fragment, given.round)
         if refusal is Refusal.CORRUPT:
             _count_garbage(machine, member)
         return
@@ -54,6 +63,27 @@ def arrived(machine: Machine, event: Arrived, now: float) -> None:
     assert round_ is not None  # refused otherwise
     assert event.delta is not None
     take_answer(machine, round_, Answer(given, event.delta, now), now)
+
+
+def _garbled(machine: Machine, message: object) -> None:
+    """What came as a message and is none: counted against its sender, where that much can be read."""
+    sender = sender_of(message)
+    if sender is None:
+        machine.refuse(Refusal.CORRUPT, UNKNOWN)
+    elif (member := known(machine, sender)) is not None:
+        machine.refuse(Refusal.CORRUPT, member.learner)
+        if (place := round_of(message)) is not None:
+            _take_out(machine, sender, *place)
+        _count_garbage(machine, member)
+
+
+def _take_out(machine: Machine, sender: Sender, fragment: int, number: int) -> None:
+    """The answer to this round was refused: it waits for no other one of this learner."""
+    round_ = machine.rounds.get(fragment)
+    if round_ is None or round_.id != number or sender.epoch != machine.epoch:
+        return
+    if not round_.answered(sender.learner):
+        round_.gone.add(sender.learner)
 
 
 def _count_garbage(machine: Machine, member: Member) -> None:
@@ -65,10 +95,10 @@ def _count_garbage(machine: Machine, member: Member) -> None:
 
 def _take(machine: Machine, member: Member, report: Report, now: float) -> bool:
     """Take a report unless a newer one came before; False when it is garbage."""
-    if not _possible(machine, report):
+    if not _possible(machine, member, report, now):
         return False
     if machine.books.report(report):
-        member.hear(report, now)
+        member.hear(report, machine.clock.t, now)
         cut.saved(machine, report)
         for p, fragment in enumerate(machine.fragments):
             fragment.received(member.learner, report.held[p])
@@ -79,18 +109,22 @@ def _take(machine: Machine, member: Member, report: Report, now: float) -> bool:
     return True
 
 
-def _possible(machine: Machine, report: Report) -> bool:
+def _possible(machine: Machine, member: Member, report: Report, now: float) -> bool:
     """Whether a working learner can have sent this. One that is older than what is known is not looked at."""
     account = machine.books.account(report.sender.learner, report.sender.incarnation)
     if account is None or report.seq <= account.seq:
         return True
     return (
-        len(report.held) == len(report.discarded) == len(machine.fragments)
-        and all(held <= fragment.version for held, fragment in zip(report.held, machine.fragments, strict=True))
-        and report.clock >= 0
-        and math.isfinite(report.step_time)
+        all(held <= fragment.version for held, fragment in zip(report.held, machine.fragments, strict=True))
         and account.fits(report)
+        and _fits_steps(machine, report.tokens - account.tokens, report.steps - account.steps)
+        and member.pace.allows(report, machine.clock.t, now)
     )
+
+
+def _fits_steps(machine: Machine, tokens: int, steps: int) -> bool:
+    """Whether so many steps can have so many tokens."""
+    return machine.most_step_tokens is None or tokens <= steps * machine.most_step_tokens
 
 
 def _refusal(machine: Machine, event: Arrived, round_: Round | None) -> Refusal | None:
@@ -108,7 +142,7 @@ def _refusal(machine: Machine, event: Arrived, round_: Round | None) -> Refusal 
         return Refusal.DUPLICATE
     if round_.job is not None or learner not in round_.waiting:
         return Refusal.LATE
-    if event.delta is None or not 0 <= given.base_version <= round_.version:
+    if event.delta is None or given.base_version > round_.version:
         return Refusal.CORRUPT
     if refusal := _base_refusal(machine, given):
         return refusal
@@ -122,8 +156,9 @@ def _counters_possible(machine: Machine, given: Contribution) -> bool:
     account = machine.books.account(given.sender.learner, given.sender.incarnation)
     return (
         account is not None
-        and 0 <= given.c_steps <= account.steps
-        and 0 <= given.c_tokens <= account.outstanding(given.fragment)
+        and given.c_steps <= account.steps
+        and given.c_tokens <= account.outstanding(given.fragment)
+        and _fits_steps(machine, given.c_tokens, given.c_steps)
     )
 
 

@@ -152,17 +152,17 @@ def contained_in(answer: Answer, version: int, weight: float) -> Contained:
     )
 
 
-def decode_contribution(contribution: Contribution, numel: int, block: int) -> torch.Tensor | None:
-    """The decoded d, fp32 [numel], or None when the payload is garbage (digest, size, codec, NaN, Inf).
+def decode_contribution(contribution: Contribution, numel: int, codec: Codec) -> torch.Tensor | None:
+    """The decoded d, fp32 [numel], or None when the payload is garbage (codec, size, digest, NaN, Inf).
 
-    `block` is the block size of the codecs that have one (`codec_block`).
-
-    ‖d‖² must be finite in fp32 too: what is larger would overflow in the outer step and poison Θ.
+    `codec` is the run's: replay would read another one's bytes wrong. The size is looked at first, so that nothing is
+    hashed or allocated for what is too long. ‖d‖² must be finite in fp32 too: what is larger would overflow in the
+    outer step and poison Θ.
     """
-    try:
-        if payload_digest(contribution.payload) != contribution.digest:
-            return None
-        delta = get_codec(contribution.codec, block).decode(contribution.payload, numel)
-    except (ValueError, TypeError, AttributeError):  # whatever else may stand where an array should
+    payload = contribution.payload
+    if contribution.codec != codec.name or payload.size != codec.nbytes(numel):
         return None
+    if payload_digest(payload) != contribution.digest:
+        return None
+    delta = codec.decode(payload, numel)
     return delta if finite_norm(delta) else None

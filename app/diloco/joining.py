@@ -6,7 +6,9 @@ from app.diloco import cut
 from app.diloco.events import Deny, Grant, Record, Wake
 from app.diloco.machine import Machine
 from app.diloco.members import Member
-from app.diloco.messages import Hello, Refusal, Sender, Welcome
+from app.diloco.messages import UNKNOWN, Hello, Refusal, Sender, Welcome
+from app.diloco.pace import Pace
+from app.diloco.whole import is_hello
 
 
 def remember(machine: Machine, now: float) -> None:
@@ -16,11 +18,15 @@ def remember(machine: Machine, now: float) -> None:
     """
     for account in machine.books.living:
         who = (account.learner, account.incarnation, account.pool, account.token)
-        machine.members[account.learner] = Member(*who, now, machine.clock.t)
+        t = machine.clock.t
+        machine.members[account.learner] = Member(*who, now, t, Pace.remembered(now, account.steps, t))
 
 
 def join(machine: Machine, hello: Hello) -> None:
     """Issue an incarnation and have it recorded; the same hello twice gives one."""
+    if not is_hello(hello):
+        machine.refuse(Refusal.CORRUPT, UNKNOWN)
+        return  # whoever can send no hello is told so by whoever took it
     member = machine.members.get(hello.learner)
     if hello.token in machine.joining:
         return  # the answer to the first one is the answer
@@ -53,7 +59,8 @@ def admit(machine: Machine, token: str, now: float) -> None:
         return
     if old := machine.members.get(learner):
         leave(machine, learner, old.incarnation, "superseded")
-    member = Member(learner, incarnation, hello.pool, hello.token, now, machine.clock.t)
+    t = machine.clock.t
+    member = Member(learner, incarnation, hello.pool, hello.token, now, t, Pace.joined(now, t))
     machine.members[learner] = member
     machine.books.open(learner, incarnation, hello.pool, hello.token)
     machine.out.append(Grant(token, _welcome(machine, member)))

@@ -42,6 +42,7 @@ class Machine:
         layout: Layout,
         settings: DilocoSettings,
         budget: int,
+        most_step_tokens: int | None = None,
         fragments: Sequence[GlobalFragment],
         clock: int = 0,
         books: Books | None = None,
@@ -49,6 +50,8 @@ class Machine:
     ):
         self.run_id, self.epoch = run_id, epoch
         self.layout, self.settings, self.budget = layout, settings, budget
+        self.most_step_tokens = most_step_tokens
+        """Tokens of the largest inner step of any learner; None: not known."""
         self.fragments = list(fragments)
         self.clock = GlobalClock(clock)
         self.books = books or Books([fragment.numel for fragment in layout.fragments])
@@ -61,7 +64,7 @@ class Machine:
         self.started = False
 
         self.guards = [NormGuard(settings.guard_z) for _ in layout.fragments]
-        """What is usual of each fragment; a restart learns it anew."""
+        """What is usual of each fragment. Every record has it, so that a restart does not let everything pass."""
         self.rounds: dict[int, Round] = {}
         """Fragment → its open round."""
         self.round_ids = 0

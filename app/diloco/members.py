@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from app.diloco.clock import Estimate, fleet_stretch, hang_deadline
 from app.diloco.messages import Report
+from app.diloco.pace import Pace
 from app.diloco.settings import DilocoSettings
 
 
@@ -19,6 +20,7 @@ class Member:
     token: str
     last_heard: float
     clock: int
+    pace: Pace
     report: Report | None = None
     usual: Estimate = field(default_factory=lambda: Estimate(window=256))
     """Its usual step time."""
@@ -26,16 +28,20 @@ class Member:
     announced_first_merge: bool = False
     garbage: int = 0
     """Messages in a row that no working learner can have sent."""
+    full_pulls: dict[int, int] = field(default_factory=dict)
+    """Fragment → full values given to it in a row because it could not read what it had got."""
 
     @property
     def step_time(self) -> float:
         """Its recent median step time, 0 before the first report."""
         return self.report.step_time if self.report else 0.0
 
-    def hear(self, report: Report, now: float) -> None:
-        """Take a report that is newer than the one before."""
+    def hear(self, report: Report, t: int, now: float) -> None:
+        """Take a report that is newer than the one before; t is the global clock."""
         self.last_heard, self.report = now, report
         self.clock = max(self.clock, report.clock)
+        self.pace.hear(report, t)
+        self.full_pulls = {p: pulls for p, pulls in self.full_pulls.items() if p in report.need_full}
         if report.step_time > 0:
             self.usual.add(report.step_time)
 

@@ -19,6 +19,10 @@ NO_PAYLOAD: Payload = np.empty(0, np.uint8)
 """Stands where a payload was that has been decoded."""
 
 
+UNKNOWN = "?"
+"""Stands where a learner's name was that can't be read."""
+
+
 class Refusal(Enum):
     """Why a contribution or a message was not taken. Each is counted and harms nothing."""
 

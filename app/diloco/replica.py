@@ -20,6 +20,7 @@ from app.diloco.held import Held
 from app.diloco.merge import finite_norm
 from app.diloco.messages import Ask, Contribution, CutId, Offer, Report, Sender, Welcome
 from app.diloco.settings import DilocoSettings
+from app.diloco.whole import is_welcome
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,11 @@ class Replica:
         self._inbox: dict[int, Received] = {}
         self._need_full: set[int] = set()
         self.fragments: list[Held] = []
+        if not is_welcome(welcome, len(layout.fragments)):
+            raise ValueError("what came as a welcome is none for this model")
         for offer in sorted(welcome.offers, key=lambda o: o.fragment):
-            theta_hat = _decode_full(offer)
-            if digest(theta_hat) != offer.digest:
+            theta_hat = _full(offer, layout.fragments[offer.fragment].numel)
+            if theta_hat is None:
                 raise ValueError(f"fragment {offer.fragment} arrived damaged in the welcome")
             scatter_(layout.fragments[offer.fragment], theta_hat, parameters)
             self.fragments.append(Held(offer.version, theta_hat, offer.clock, feedback=feedback_for(settings)))
@@ -166,9 +169,10 @@ class Replica:
     # ---- receiving
 
     def receive(self, offer: Offer) -> bool:
-        """Decode an offer for the next step boundary; False when it is old, or when its digest is wrong.
+        """Decode an offer for the next step boundary; False when it is old, or when it can't be read.
 
-        A wrong digest makes the next reports ask for the full fragment. One thread at a time receives.
+        One of a wrong size or digest makes the next reports ask for the full fragment; the syncer ends a learner that
+        can't read that either, again and again. One thread at a time receives.
         """
         p = offer.fragment
         with self.lock:
@@ -179,9 +183,8 @@ class Replica:
         if stale or offer.base_version not in (None, newest):
             return False
         theta_hat = self._decode(offer, newest, value)
-        whole = theta_hat is not None and digest(theta_hat) == offer.digest
         with self.lock:
-            if theta_hat is None or not whole:
+            if theta_hat is None:
                 self._need_full.add(p)
                 return False
             self._need_full.discard(p)
@@ -189,18 +192,20 @@ class Replica:
         return True
 
     def _decode(self, offer: Offer, newest: int, value: torch.Tensor) -> torch.Tensor | None:
-        """Θ̂ at the offer's version, fp32 [numel]; None when it does not fit `value`, Θ̂ at version `newest`."""
+        """Θ̂ at the offer's version, fp32 [numel]; None when it is not what its digest says.
+
+        `value` is Θ̂ at version `newest`.
+        """
         numel = value.numel()
-        try:
-            if offer.base_version is None:
-                full = _decode_full(offer)
-                return full if full.numel() == numel else None
-            codec = get_codec(offer.codec, self._settings.codec_block)
-            for change in offer.payload.reshape(offer.version - newest, codec.nbytes(numel)):
-                value = codec.decode(change, numel).add_(value)
-            return value
-        except ValueError:
+        if offer.base_version is None:
+            return _full(offer, numel)
+        codec = get_codec(self._settings.codec_down, self._settings.codec_block)
+        versions = offer.version - newest
+        if offer.codec != codec.name or offer.payload.size != versions * codec.nbytes(numel):
             return None
+        for change in offer.payload.reshape(versions, codec.nbytes(numel)):
+            value = codec.decode(change, numel).add_(value)
+        return value if digest(value) == offer.digest else None
 
     def adopt(self, fragments: Collection[int] | None = None) -> list[int]:
         """At a step boundary: adopt what has arrived (of these fragments only, if given). Returns the fragments."""
@@ -246,10 +251,13 @@ class Replica:
         self.clock = max(self.clock, offer.clock)
 
 
-def _decode_full(offer: Offer) -> torch.Tensor:
-    """Θ̂ of a full fragment, fp32 [numel]; ValueError when its size is no multiple of 4."""
+def _full(offer: Offer, numel: int) -> torch.Tensor | None:
+    """Θ̂ of a full fragment, fp32 [numel]; None when it is not what its digest says."""
     codec = get_codec("fp32")
-    return codec.decode(offer.payload, offer.payload.size // codec.nbytes(1))
+    if offer.codec != codec.name or offer.payload.size != codec.nbytes(numel):
+        return None
+    theta_hat = codec.decode(offer.payload, numel)
+    return theta_hat if digest(theta_hat) == offer.digest else None
 
 
 def _with_older(offer: Offer, waiting: Received | None) -> Offer:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from app.diloco.machine import Machine
 from app.diloco.messages import Ask, CutId, Reply, Report
+from app.diloco.whole import is_report, sender_of
 
 
 def reply_to(machine: Machine, report: Report, now: float) -> tuple[Reply, bool]:
     """The answer to a poll with this report, and whether it is worth waking a parked poll for."""
-    sender = report.sender
-    member = machine.members.get(sender.learner)
     epoch, t, tokens, live = machine.epoch, machine.clock.t, machine.books.tokens, len(machine.live(now))
-    if sender.run_id != machine.run_id or member is None or member.incarnation != sender.incarnation:
+    sender = sender_of(report)
+    member = None if sender is None else machine.members.get(sender.learner)
+    if sender is None or sender.run_id != machine.run_id or member is None or member.incarnation != sender.incarnation:
         return Reply(epoch, t, tokens, live, fenced=True), True
+    if not is_report(report, len(machine.fragments)):
+        return Reply(epoch, t, tokens, live), True
     heard = report.heard if sender.epoch == epoch else 0
     asks = tuple(
         Ask(round_.fragment, round_.id, epoch, round_.version)
@@ -24,6 +27,9 @@ def reply_to(machine: Machine, report: Report, now: float) -> tuple[Reply, bool]
         for p, (fragment, held) in enumerate(zip(machine.fragments, report.held, strict=True))
         if fragment.version > held
     )
+    for offer in offers:
+        if offer.fragment in report.need_full:
+            member.full_pulls[offer.fragment] = member.full_pulls.get(offer.fragment, 0) + 1
     finish = machine.finishing is not None
     cut = _cut_for(machine, report)
     urgent = bool(asks or offers or (finish and not report.idle) or sender.epoch != epoch or cut)

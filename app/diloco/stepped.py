@@ -152,8 +152,7 @@ class SteppedFleet:
 
     def _take(self, process: Process, letter: Letter) -> None:
         for given in letter.given:
-            numel = self.protocol.layout.fragments[given.fragment].numel
-            self._feed(Arrived.of(given, numel, self.protocol.settings.codec_block))
+            self._feed(Arrived.of(given, self.protocol.layout, self.protocol.settings))
         self._feed(Reported(letter.report))
         if letter.poll and not process.dead:
             self._parked[process.name] = letter.report

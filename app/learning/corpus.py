@@ -6,7 +6,9 @@ A corpus is read into memory as text; it is packed once and memory-mapped from t
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import logging
 import os
 import platform
 import sysconfig
@@ -15,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from app.config import ConfigError, DataConfig
 from app.learning.hub import hub_missing
@@ -115,7 +119,25 @@ def corpus_files(config: DataConfig) -> list[Path]:
     found = sorted(p for p in root.rglob("*") if p.suffix in SUFFIXES) if root.is_dir() else [root]
     if not found or found[0].suffix not in SUFFIXES:
         raise ConfigError("data.path", config.path, f"no {', '.join(SUFFIXES)} file there")
+    for path in found:
+        _check_file(root, path, config)
     return found
+
+
+def _check_file(root: Path, path: Path, config: DataConfig) -> None:
+    """Refuse what is no file of this folder, or fits into no memory: reading it would wait or grow without end."""
+    try:
+        target, place = path.resolve(strict=True), root.resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # links to nowhere, or in a circle
+        raise ConfigError("data.path", path, f"cannot be read ({one_line(error)})") from error
+    if not target.is_relative_to(place):
+        raise ConfigError("data.path", path, f"it is a link to {target}, outside of {place}; a copy is needed")
+    if not target.is_file():
+        raise ConfigError("data.path", path, "it is no regular file")
+    size, free = target.stat().st_size, psutil.virtual_memory().available
+    if path.suffix == ".txt" and min(size, config.max_bytes or size) > free:
+        why = f"it has {size:,} bytes and {free:,} of memory are free; data.max_bytes takes less of it"
+        raise ConfigError("data.path", path, why)
 
 
 def _stdlib_documents(_config: DataConfig) -> Iterator[Document]:
@@ -125,7 +147,7 @@ def _stdlib_documents(_config: DataConfig) -> Iterator[Document]:
         for name in sorted(names):
             if name.endswith(".py"):
                 path = Path(folder, name)
-                yield Document(path.relative_to(root).as_posix(), _text_of(path))
+                yield Document(path.relative_to(root).as_posix(), path.read_bytes().decode(errors="replace"))
 
 
 def _file_documents(config: DataConfig) -> Iterator[Document]:
@@ -133,7 +155,7 @@ def _file_documents(config: DataConfig) -> Iterator[Document]:
     for path in corpus_files(config):
         name = path.relative_to(root).as_posix() if root.is_dir() else path.name
         if path.suffix == ".txt":
-            yield Document(name, _text_of(path))
+            yield Document(name, _text_of(path, config.max_bytes))
         else:
             rows = _local_rows(path)
             yield from row_documents(rows, config.text_field, name, ("data.path", str(path)))
@@ -142,6 +164,7 @@ def _file_documents(config: DataConfig) -> Iterator[Document]:
 def _local_rows(path: Path) -> Iterator[dict[str, Any]]:
     import datasets
 
+    datasets.logging.set_verbosity(logging.CRITICAL)  # what is wrong with a file is in the refusal
     try:
         reader = ROW_READERS[path.suffix]
         yield from datasets.load_dataset(reader, data_files=str(path), split="train", streaming=True)
@@ -212,8 +235,15 @@ def _root(config: DataConfig) -> Path:
     return Path(config.path or "no data.path").expanduser()
 
 
-def _text_of(path: Path) -> str:
-    return path.read_bytes().decode(errors="replace")
+def _text_of(path: Path, max_bytes: int | None) -> str:
+    """The text of a file, or as much of its beginning as can be wanted. Raises ConfigError when it is not UTF-8."""
+    with path.open("rb") as file:
+        data = file.read(-1 if max_bytes is None else max_bytes)
+        whole = not file.read(1)
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(data, final=whole)
+    except UnicodeDecodeError as error:
+        raise ConfigError("data.path", path, f"UTF-8 text is needed; byte {error.start} of it is none") from error
 
 
 def _fraction(name: str) -> float:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,13 @@ from app.learning.rows import TokenRows
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+_log = logging.getLogger(__name__)
+
 FORMAT = 1
 """Counts changes of what is written, so that folders of older code are rebuilt."""
 MANIFEST = "manifest.json"
+MOST_MANIFEST_BYTES = 2**24
+"""Ours have a few hundred."""
 PARTS = ("train", "heldout", "tokenizer", "token_bytes.npy")
 
 
@@ -73,16 +78,40 @@ class PreparedData:
 def prepare(config: DataConfig, out_dir: Path) -> PreparedData:
     """Tokenise, pack and save the corpus of `config` to `out_dir`, unless it is there already; return it opened.
 
-    Raises ConfigError when the text or the tokenizer can't be used, or when a side of the split is too small for one
-    row of `seq_len` tokens, and OSError when `out_dir` can't be written.
+    What is there and damaged is made again, and must come out the same. Raises ConfigError when it does not, when the
+    text or the tokenizer can't be used, or when a side of the split is too small for one row of `seq_len` tokens, and
+    OSError when `out_dir` can't be written.
     """
     fingerprint = _fingerprint(config)
     found = _read_manifest(out_dir)
-    if found is not None and found.fingerprint == fingerprint:
-        return load(out_dir)
+    known = found is not None and found.fingerprint == fingerprint
+    if known and (data := _whole(out_dir)) is not None:
+        return data
     _clear(out_dir)
-    _write_manifest(_build(config, out_dir, fingerprint), out_dir)
+    manifest = _build(config, out_dir, fingerprint)
+    if found is not None and known and found.samples_sha256 != manifest.samples_sha256:
+        _write_manifest(found, out_dir)  # so that the next start is refused, too
+        raise ConfigError(*corpus.place_of(config), "the text has changed since it was prepared, and that is damaged")
+    _write_manifest(manifest, out_dir)
     return load(out_dir)
+
+
+def _whole(out_dir: Path) -> PreparedData | None:
+    """The folder, opened; None when it does not hold what its manifest says."""
+    try:
+        data = load(out_dir)
+        manifest = data.manifest
+        sizes = (len(data.train), len(data.heldout), len(data.token_bytes), len(data.tokenizer()))
+        if sizes != (manifest.train_samples, manifest.heldout_samples, manifest.vocab, manifest.vocab):
+            raise ValueError(f"it has other sizes than its manifest says: {sizes}")
+        if data.train.sha256() != manifest.samples_sha256:
+            raise ValueError("its samples are not those of its manifest")
+        if data.heldout.width != manifest.seq_len or data.heldout.largest() >= manifest.vocab:
+            raise ValueError("what is held out does not fit its manifest")
+    except Exception as error:  # whatever garbled files make of their readers
+        _log.warning("%s is damaged and made again: %s", out_dir, error)
+        return None
+    return data
 
 
 def has_changed(config: DataConfig, out_dir: Path) -> bool:
@@ -101,7 +130,7 @@ def load(out_dir: Path) -> PreparedData:
         manifest=manifest,
         train=TokenRows.open(out_dir / "train"),
         heldout=TokenRows.open(out_dir / "heldout"),
-        token_bytes=np.load(out_dir / "token_bytes.npy"),
+        token_bytes=np.array(np.load(out_dir / "token_bytes.npy", mmap_mode="r")),  # not longer than the file
     )
 
 
@@ -178,9 +207,15 @@ _NOT_CONTENT = frozenset({"block_samples", "leases_ahead", "eval_samples", "stre
 
 def _read_manifest(out_dir: Path) -> Manifest | None:
     try:
-        return Manifest(**json.loads((out_dir / MANIFEST).read_text()))
-    except (FileNotFoundError, json.JSONDecodeError, TypeError):
+        path = out_dir / MANIFEST
+        if path.stat().st_size > MOST_MANIFEST_BYTES:
+            return None
+        manifest = Manifest(**json.loads(path.read_text()))
+    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, RecursionError):
         return None
+    kinds = {"str": str, "int": int, "float": float, "dict[str, Any]": dict}
+    fits = all(type(getattr(manifest, field.name)) is kinds[str(field.type)] for field in fields(manifest))
+    return manifest if fits else None
 
 
 def _write_manifest(manifest: Manifest, out_dir: Path) -> None:
@@ -194,10 +229,9 @@ def _write_manifest(manifest: Manifest, out_dir: Path) -> None:
 
 def _clear(out_dir: Path) -> None:
     """Remove the manifest first, then what it vouched for."""
-    (out_dir / MANIFEST).unlink(missing_ok=True)
-    for part in PARTS:
+    for part in (MANIFEST, *PARTS):
         path = out_dir / part
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)

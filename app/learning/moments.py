@@ -6,6 +6,7 @@ weights come from the same global model, are nearly its own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,10 @@ COUNT = "step"
 """Of AdamW: steps that the moments have seen."""
 ADAMW, MUON = {"exp_avg", "exp_avg_sq", COUNT}, {"momentum_buffer"}
 """What each keeps of a parameter; all but the count have its shape."""
+NEVER_NEGATIVE = {"exp_avg_sq", COUNT}
+"""A root is taken of the one, the other is a count: what is below 0 would become NaN in the weights."""
+_KEY = re.compile(r"(0|[1-9]\d{0,8})/(0|[1-9]\d{0,8})/(\w+)")
+"""Optimizer, parameter, name; every number is written in one way."""
 States = list[dict[str, Any]]
 
 
@@ -66,16 +71,18 @@ def rebuilt(tensors: Mapping[str, Tensor], optimizers: Sequence[torch.optim.Opti
     states: States = [{**optimizer.state_dict(), "state": {}} for optimizer in optimizers]
     shapes = [[p.shape for group in o.param_groups for p in group["params"]] for o in optimizers]
     for key, value in tensors.items():
-        try:
-            i, k, name = key.split("/")
-            shape = shapes[int(i)][int(k)]
-            entry = states[int(i)]["state"].setdefault(int(k), {})
-        except (ValueError, IndexError) as error:
-            raise Unusable(f"no parameter is meant by {key}") from error
-        if value.shape != (torch.Size() if name == COUNT else shape):
-            raise Unusable(f"{key} has the shape {tuple(value.shape)}, its parameter {tuple(shape)}")
+        match = _KEY.fullmatch(key)
+        if match is None or not (int(match[1]) < len(shapes) and int(match[2]) < len(shapes[int(match[1])])):
+            raise Unusable(f"no parameter is meant by {key}")
+        i, k, name = int(match[1]), int(match[2]), match[3]
+        shape = shapes[i][k]
+        entry = states[i]["state"].setdefault(k, {})
+        if value.dtype != torch.float32 or value.shape != (torch.Size() if name == COUNT else shape):
+            raise Unusable(f"{key} is {value.dtype} {tuple(value.shape)}, its parameter has {tuple(shape)}")
         if not bool(torch.isfinite(value).all()):
             raise Unusable(f"{key} is not finite")
+        if name in NEVER_NEGATIVE and bool((value < 0).any()):
+            raise Unusable(f"{key} has negative values")
         entry[name] = value
     if not tensors or any(len(state["state"]) != len(of) for state, of in zip(states, shapes, strict=True)):
         raise Unusable("some parameters have no moments")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -25,6 +26,22 @@ class TokenRows:
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def width(self) -> int:
+        """S."""
+        return int(self._chunks[0].shape[1])
+
+    def sha256(self) -> str:
+        """Of all rows, in hex."""
+        digest = hashlib.sha256()
+        for chunk in self._chunks:
+            digest.update(np.ascontiguousarray(chunk).data)
+        return digest.hexdigest()
+
+    def largest(self) -> int:
+        """The largest token id."""
+        return max(int(chunk.max()) for chunk in self._chunks)
 
     @staticmethod
     def save(rows: TokenArray, folder: Path) -> None:

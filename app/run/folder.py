@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ RUN = "run.json"
 IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Set by Ray for whatever `ray job submit` runs."""
 
+_RUN_ID = re.compile(r"[^/\\\x00-\x1f]{1,300}")
+"""A name of a run, which has no slashes, and what makes it unique."""
 _FIXED = ("model", "data", "diloco.fragments", "run.seed")
 """Sections and keys that the checkpoint is built on."""
 
@@ -85,7 +88,7 @@ class RunFolder:
 
     def kept(self) -> Config:
         """The configuration that was written down: the one of the run that lives in it, if there is one."""
-        return from_yaml(self.store.read(CONFIG).decode())
+        return _kept_config(self.store, self.location)
 
     def __truediv__(self, name: str) -> str:
         return f"{self.location.rstrip('/')}/{name}"
@@ -121,7 +124,7 @@ def open_folder(config: Config) -> RunFolder:
         resumed = bool(checkpoints.names(""))
         if resumed:
             _check_resume(config, store)
-        run_id = _run_id(checkpoints, config.run.name)
+        run_id = _run_id(checkpoints, config) if resumed else f"{config.run.name}-{uuid.uuid4().hex[:8]}"
     except BaseException as error:
         if lock is not None:
             lock.release()
@@ -131,10 +134,30 @@ def open_folder(config: Config) -> RunFolder:
     return RunFolder(location, store, checkpoints, run_id, resumed, lock)
 
 
-def _run_id(checkpoints: Store, name: str) -> str:
-    if checkpoints.exists(RUN):
-        return str(json.loads(checkpoints.read(RUN))["run_id"])
-    return f"{name}-{uuid.uuid4().hex[:8]}"
+def _run_id(checkpoints: Store, config: Config) -> str:
+    """The id that the run in it was given."""
+    try:
+        run_id = json.loads(checkpoints.text(RUN))["run_id"]
+    except FileNotFoundError:
+        raise ConfigError("run.dir", config.run.path, f"it holds a checkpoint but no {CHECKPOINTS}/{RUN}") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(config.run.path, f"{CHECKPOINTS}/{RUN}", error) from error
+    if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
+        raise _damaged(config.run.path, f"{CHECKPOINTS}/{RUN}", "no id of a run is in it")
+    return run_id
+
+
+def _kept_config(store: Store, location: str) -> Config:
+    try:
+        return from_yaml(store.text(CONFIG))
+    except FileNotFoundError:
+        raise ConfigError("run.dir", location, f"it holds a checkpoint but no {CONFIG}") from None
+    except ValueError as error:  # that of a wrong key or type is one
+        raise _damaged(location, CONFIG, error) from error
+
+
+def _damaged(location: str, name: str, why: object) -> ConfigError:
+    return ConfigError("run.dir", location, f"{name} in it is damaged: {why}")
 
 
 def _locked(config: Config, path: Path) -> Lock:
@@ -151,9 +174,7 @@ def _check_resume(config: Config, store: Store) -> None:
     if config.run.resume == "never":
         allowed = "it holds a checkpoint; run.resume=auto goes on from it, run.name or run.dir start another"
         raise ConfigError("run.dir", config.run.path, allowed)
-    if not store.exists(CONFIG):
-        raise ConfigError("run.dir", config.run.path, f"it holds a checkpoint but no {CONFIG}")
-    before = _fixed(from_yaml(store.read(CONFIG).decode()))
+    before = _fixed(_kept_config(store, config.run.path))
     for key, value in _fixed(config).items():
         if value != before[key]:
             raise ConfigError(key, value, f"the run in {config.run.path} was started with {before[key]}")

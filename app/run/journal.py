@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +28,9 @@ _RECORDS = "journal/"
 _SNAPSHOTS = "snapshot-"
 _SUFFIX = ".safetensors"
 _POINTER = "latest.json"
+_RECORD_NAME = re.compile(rf"{_RECORDS}(\d{{12}}){re.escape(_SUFFIX)}")
+_SNAPSHOT_NAME = re.compile(rf"{_SNAPSHOTS}(\d{{12}}){re.escape(_SUFFIX)}")
+"""What else may lie there, a copy of a record say, is none of ours."""
 
 
 class Fenced(RuntimeError):
@@ -63,13 +67,18 @@ class Journal:
 
         Raises:
             OSError: the store can't be written.
+            JournalDamaged: as `load`.
         """
+        tried = 0
         while True:
             seq, epoch = self._newest()
             claim = Record(seq + 1, epoch + 1, self._writer, True, {}, {})
             try:
                 self._store.create(_record_name(claim.seq), encode(claim))
-            except FileExistsError:
+            except FileExistsError as error:
+                if claim.seq == tried:
+                    raise JournalDamaged(f"{_record_name(claim.seq)} is in the way, and no record") from error
+                tried = claim.seq
                 continue  # the old writer, or another new one, was quicker: look again
             self._seq, self.epoch = claim.seq, claim.epoch
             return self.epoch
@@ -128,14 +137,21 @@ class Journal:
         return snapshot, [record for record in self._records(later) if not record.claim]
 
     def _base(self, seqs: list[int]) -> Record | None:
-        """The snapshot to start from, or None where the records tell everything."""
-        for name in self._snapshot_names():
+        """The snapshot to start from, or None where the records tell everything.
+
+        What it leads to is never less than what the newest snapshot held, be that damaged or lost.
+        """
+        names = self._snapshot_names()
+        must_reach = max(map(_seq_of, names), default=0)
+        for name in names:
             snapshot = self._snapshot(name)
             if snapshot is not None:
                 later = [seq for seq in seqs if seq > snapshot.seq]
-                if not later or later[0] == snapshot.seq + 1:
+                if (not later or later[0] == snapshot.seq + 1) and max([snapshot.seq, *later]) >= must_reach:
                     return snapshot
-        if seqs[:1] != [1] and (seqs or self._store.names(_SNAPSHOTS)):
+        if names and max(seqs, default=0) < must_reach:
+            raise JournalDamaged(f"{names[0]} is damaged or missing, and the records do not reach it")
+        if seqs[:1] != [1] and (seqs or names):
             raise JournalDamaged("no snapshot can be read that the records follow on")
         return None
 
@@ -152,7 +168,7 @@ class Journal:
         """One record; None for a torn last one."""
         name = _record_name(seq)
         try:
-            return decode(self._store.read(name))
+            return self._read(name, seq)
         except RecordDamaged as error:
             if not is_last:
                 raise JournalDamaged(f"{name}: {error}") from error
@@ -173,22 +189,31 @@ class Journal:
 
     def _snapshot(self, name: str) -> Record | None:
         try:
-            return decode(self._store.read(name))
-        except (RecordDamaged, FileNotFoundError) as error:
+            return self._read(name, _seq_of(name))
+        except (RecordDamaged, FileNotFoundError, IsADirectoryError) as error:
             self._drop(name, error)
             return None
 
+    def _read(self, name: str, seq: int) -> Record:
+        """The record of that name; one that was put there from elsewhere is damaged."""
+        record = decode(self._store.read(name))
+        if record.seq != seq:
+            raise RecordDamaged(f"it is record {record.seq}")
+        return record
+
     def _snapshot_names(self) -> list[str]:
-        """Snapshots in the order to try them: the one that the pointer names, then newest first."""
-        names = self._store.names(_SNAPSHOTS)[::-1]
+        """Snapshots, newest first: those that are there, and the one that the pointer says was."""
+        names = {name for name in self._store.names(_SNAPSHOTS) if _SNAPSHOT_NAME.fullmatch(name)}
         try:
             pointed = json.loads(self._store.read(_POINTER))["snapshot"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return names
-        return [pointed, *(name for name in names if name != pointed)]
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+            pointed = None
+        if isinstance(pointed, str) and _SNAPSHOT_NAME.fullmatch(pointed):
+            names.add(pointed)
+        return sorted(names, reverse=True)
 
     def _compact(self) -> None:
-        names = self._store.names(_SNAPSHOTS)
+        names = [name for name in self._store.names(_SNAPSHOTS) if _SNAPSHOT_NAME.fullmatch(name)]
         for name in names[: -self._keep]:
             self._store.delete(name)
         if len(names) >= self._keep:
@@ -198,7 +223,7 @@ class Journal:
                     self._store.delete(_record_name(seq))
 
     def _record_seqs(self) -> list[int]:
-        return [_seq_of(name) for name in self._store.names(_RECORDS) if name.endswith(_SUFFIX)]
+        return [_seq_of(name) for name in self._store.names(_RECORDS) if _RECORD_NAME.fullmatch(name)]
 
     def _is_own(self, name: str) -> bool:
         try:

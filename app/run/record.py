@@ -67,11 +67,13 @@ def decode(data: bytes) -> Record:
         metadata = json.loads(data[8 : 8 + header_size])["__metadata__"]
         tensors = safetensors.torch.load(data)
         envelope, checksum = metadata["record"], metadata["checksum"]
+        if _checksum(envelope, tensors) != checksum:
+            raise RecordDamaged("the checksum does not match")
+        return Record(**json.loads(envelope), tensors=tensors)
+    except RecordDamaged:
+        raise
     except Exception as error:  # whatever garbled bytes make of the parsers
         raise RecordDamaged(f"not a record: {error}") from error
-    if _checksum(envelope, tensors) != checksum:
-        raise RecordDamaged("the checksum does not match")
-    return Record(**json.loads(envelope), tensors=tensors)
 
 
 def _checksum(envelope: str, tensors: Mapping[str, torch.Tensor]) -> str:

@@ -18,6 +18,8 @@ from urllib.parse import unquote, urlsplit
 
 from typing_extensions import override
 
+MOST_TEXT_BYTES = 2**24
+"""Of what is read as one text; our own have a few kilobytes."""
 _TEMPORARY = ".partial"
 _OWN = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(_TEMPORARY)}")
 
@@ -56,6 +58,25 @@ class Store(ABC):
     @abstractmethod
     def exists(self, name: str) -> bool:
         """Is there something at `name`?"""
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Bytes at `name`.
+
+        Raises:
+            FileNotFoundError: nothing is there.
+        """
+
+    def text(self, name: str) -> str:
+        """A small text at `name`.
+
+        Raises:
+            FileNotFoundError: nothing is there.
+            ValueError: it is too large, or not UTF-8.
+        """
+        if (size := self.size(name)) > MOST_TEXT_BYTES:
+            raise ValueError(f"it has {size:,} bytes, at most {MOST_TEXT_BYTES:,} are possible")
+        return self.read(name).decode()
 
 
 def open_store(location: str) -> Store:
@@ -126,6 +147,10 @@ class LocalStore(Store):
     def exists(self, name: str) -> bool:
         return (self.root / name).is_file()
 
+    @override
+    def size(self, name: str) -> int:
+        return (self.root / name).stat().st_size
+
 
 class RemoteStore(Store):
     """A folder of an fsspec file system, for object stores whose single uploads are atomic and durable."""
@@ -169,6 +194,10 @@ class RemoteStore(Store):
     @override
     def exists(self, name: str) -> bool:
         return bool(self._fs.isfile(self._path(name)))
+
+    @override
+    def size(self, name: str) -> int:
+        return int(self._fs.size(self._path(name)))
 
     def _path(self, name: str, *, make_folder: bool = False) -> str:
         path = f"{self._root}/{name}"

@@ -30,6 +30,10 @@ _PACKAGES = (
 )
 
 
+class SummaryDamaged(ValueError):
+    """What stands where the summary should is none."""
+
+
 def summarise(facts: RunFacts) -> dict[str, Any]:
     """The content of `summary.json`. `work` holds the exact integers, in token × parameter units.
 
@@ -99,8 +103,17 @@ def read_summary(store: Store) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is none yet.
+        SummaryDamaged: what is there is none.
     """
-    return dict(json.loads(store.read(NAME)))
+    try:
+        summary = json.loads(store.text(NAME))
+    except (ValueError, RecursionError) as error:
+        raise SummaryDamaged(f"{NAME}: {error}") from error
+    if not isinstance(summary, dict) or summary.get("status") not in STATUSES:
+        raise SummaryDamaged(f"{NAME} has no status")
+    if not isinstance(summary.get("tokens_processed"), int):
+        raise SummaryDamaged(f"{NAME} has no tokens_processed")
+    return summary
 
 
 def run_versions() -> dict[str, str]:

@@ -99,14 +99,18 @@ def _parse(lines: bytes) -> tuple[list[dict[str, Any]], int]:
             continue
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             torn += 1
             continue
-        if isinstance(event, dict):
+        if isinstance(event, dict) and isinstance(event.get("kind"), str) and _is_time(event.get("at")):
             events.append(event)
         else:
             torn += 1
     return events, torn
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def finite(value: Any) -> Any:

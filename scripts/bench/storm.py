@@ -3,7 +3,8 @@
 First a short run finds how many tokens the machine trains on in that time; then two runs have that budget, one without
 faults and one in which processes are killed, stopped, slowed, cut off and garbled, disks fill up and garbage is sent,
 all at random moments that the seed decides. Nobody touches either. Prints a table of the faults and what they cost and,
-last, one JSON line; `--picture` draws the storm. Exits with 1 when a run fails or a figure is missed.
+last, one JSON line. `--dark` has half of the learners die at once instead, `--rival` adds synchronous data parallel in
+the same storm, `--picture` draws ours. Exits with 1 when a run fails or a figure is missed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import tempfile
 from pathlib import Path
 
 from options import names_among, positive
-from storming.figures import Run, figures, missed, table
+from storming.figures import Run, beside, figures, missed, table
 from storming.picture import draw
-from storming.runs import KINDS, Storm, tokens_per_s, train
+from storming.runs import KINDS, RIVAL, Storm, tokens_per_s, train
 
 WARM_UP_S = 60.0
 
@@ -25,7 +26,9 @@ WARM_UP_S = 60.0
 def main() -> int:
     """Run, compare, print."""
     arguments = _arguments()
-    storm = Storm(arguments.learners, arguments.seconds, tuple(arguments.kinds), arguments.rate, arguments.seed)
+    storm = Storm(
+        arguments.learners, arguments.seconds, tuple(arguments.kinds), arguments.rate, arguments.seed, arguments.dark
+    )
     folder = Path(arguments.dir or tempfile.mkdtemp(prefix="diloco-storm-"))
     try:
         tokens = arguments.tokens or int(tokens_per_s(storm, folder / "probe", WARM_UP_S) * arguments.seconds)
@@ -35,10 +38,15 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     found = figures(storm, calm, rough)
+    if arguments.rival:
+        try:
+            found |= beside(Run.of(train(storm, folder / "rival", tokens, True, RIVAL)))
+        except RuntimeError as error:  # it may well not come through
+            print(f"the rival: {error}", file=sys.stderr)
     if arguments.picture is not None:
         draw(Path(arguments.picture), rough, calm)
     print(table(rough, found))
-    failed = missed(found)
+    failed = missed(storm, found)
     print(json.dumps(found | {"missed": failed}))
     return 1 if failed else 0
 
@@ -53,6 +61,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="decides moments and victims; 1 by default")
     parser.add_argument("--tokens", type=positive, help="token budget of a run; by default as many as fit the seconds")
     parser.add_argument("--dir", help="where the runs lie; by default in a new temporary folder")
+    parser.add_argument("--dark", type=positive, help="seconds for which half of the learners are gone, for one fault")
+    parser.add_argument("--rival", action="store_true", help="elastic data parallel in the same storm as well")
     parser.add_argument("--picture", help="a PNG to draw")
     return parser.parse_args()
 

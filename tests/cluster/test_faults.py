@@ -7,14 +7,18 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 
+import numpy as np
 import psutil
 import pytest
 import ray
 
 from actors.ledger import STATE
 from actors.spec import LEDGER, SUPERVISOR, SYNCER
+from actors.syncer import Denied
 from actors.waiting import unplaced
+from app.diloco.messages import Contribution, Hello, Report, Sender
 from tests.cluster.audit import assert_every_sample_has_one_place
 from tests.cluster.harness import LiveRun, kill, wait_for
 
@@ -187,12 +191,6 @@ def test_a_killed_supervisor_goes_on_where_it_was(run):
 
 
 def test_garbage_is_refused_and_harms_nothing(run):
-    from dataclasses import replace
-
-    import numpy as np
-
-    from app.diloco.messages import Contribution, Report, Sender
-
     syncer = run.syncer()
     sender = Sender(run.spec.run_id, syncer.epoch, "learner-0", run.learner("learner-0").incarnation)
     nothing = Report(sender, 10**9, 0, 0, 0, 0, 0.1, 1.0, (0, 0), ({}, {}), (0, 0))
@@ -207,6 +205,41 @@ def test_garbage_is_refused_and_harms_nothing(run):
     assert after.refusals["incarnation"] > syncer.refusals.get("incarnation", 0)
     assert after.refusals["foreign"] > syncer.refusals.get("foreign", 0)
     run.wait_merges(2)
+    assert run.syncer().work_exact
+
+
+def test_garbage_of_every_kind_costs_its_sender_and_nobody_else(run):
+    """Sent to the real syncer: what no learner sends, and what looks like one of theirs."""
+    syncer, before = run.actor(SYNCER), run.syncer()
+    victim, witness = run.learner("learner-2"), run.learner("learner-0")
+    sender = Sender(run.spec.run_id, before.epoch, "learner-2", victim.incarnation)
+    parts = len(before.versions)
+    report = Report(sender, 2**40, 0, 0, 0, 0, 0.0, 0.0, (0,) * parts, ({},) * parts, (0,) * parts)
+    strided = np.zeros(64, np.uint8)[::2]
+    contribution = Contribution(sender, 0, 1, 0, 1, 1, "fp32", strided, "", report)
+    calls = [
+        syncer.join.remote(None),
+        syncer.join.remote(Hello(run.spec.run_id, "../learner-2", run.spec.layout.hash, "local", "t")),
+        syncer.join.remote(Hello(run.spec.run_id, "learner-99", run.spec.layout.hash, "local", "t")),
+        syncer.join.remote(Hello(run.spec.run_id, "learner-2", run.spec.layout.hash, "local", "t", {"x": "y"})),
+        syncer.report.remote(5),
+        syncer.poll.remote(None, None, contribution),
+    ]
+    for _ in range(run.config.diloco.most_garbage):
+        calls.append(syncer.poll.remote(replace(report, held=None), replace(contribution, report=5), contribution))
+    answers = 0
+    for call in calls:
+        try:
+            ray.get(call, timeout=20.0)
+            answers += 1
+        except Denied:
+            continue
+    assert answers == len(calls) - 4
+    wait_for("it is fenced", lambda: [e for e in run.events("leave") if e["reason"] == "garbage"])
+    wait_for("it is back", lambda: (s := run.status("learner-2")) and s.incarnation > victim.incarnation and s)
+    run.wait_merges(4)
+    assert run.syncer().pid == before.pid
+    assert run.learner("learner-0").pid == witness.pid
     assert run.syncer().work_exact
 
 

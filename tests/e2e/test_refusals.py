@@ -61,3 +61,12 @@ def test_several_nodes_need_a_folder_that_all_of_them_see(command):
     assert last.startswith(f"error: run.dir={refused.folder} is refused: the cluster has 2 nodes")
     assert "run.shared_dir=true" in last
     assert not list(refused.folder.glob("checkpoints/*"))
+
+
+def test_a_cluster_with_another_token_is_refused(command, ray_head):
+    refused = command(env={"RAY_ADDRESS": ray_head, "RAY_AUTH_TOKEN": "0" * 32})
+    assert refused.wait() == 2, refused.output
+    last = refused.output.splitlines()[-1]
+    assert last.startswith(f"error: RAY_ADDRESS={ray_head}")
+    assert "RAY_AUTH_TOKEN" in last
+    assert not list(refused.folder.glob("checkpoints/*"))

@@ -106,7 +106,7 @@ class World:
         self.send("reply", (report.sender.learner, report.sender.incarnation, reply))
 
     def _on_contribution(self, given: Contribution) -> None:
-        self.feed(Arrived.of(given, self.layout.fragments[given.fragment].numel, self.settings.codec_block))
+        self.feed(Arrived.of(given, self.layout, self.settings))
 
     def _on_consumed(self, consumed: tuple[Consumed, ...]) -> None:
         self.samples.consume(consumed, self.faults)

@@ -218,11 +218,12 @@ def test_a_contribution_of_the_wrong_length_or_with_an_infinite_scale_is_garbage
     hand = opened(codec_up=codec, codec_block=BLOCK)
     given = hand.capture("a", 1)
     numel = hand.protocol.layout.fragments[1].numel
-    assert decode_contribution(given, numel, BLOCK) is not None
+    mine = get_codec(codec, BLOCK)
+    assert decode_contribution(given, numel, mine) is not None
     infinite = given.payload.copy()
     infinite[:2] = np.frombuffer(np.uint16(0x7F80).tobytes(), np.uint8)
     for payload in (given.payload[:-1], np.append(given.payload, np.uint8(0)), infinite):
         sealed = replace(given, payload=payload, digest=payload_digest(payload))
-        assert decode_contribution(sealed, numel, BLOCK) is None
-    assert decode_contribution(replace(given, payload=given.payload ^ np.uint8(1)), numel, BLOCK) is None
-    assert decode_contribution(replace(given, codec="fp32"), numel, BLOCK) is None
+        assert decode_contribution(sealed, numel, mine) is None
+    assert decode_contribution(replace(given, payload=given.payload ^ np.uint8(1)), numel, mine) is None
+    assert decode_contribution(replace(given, codec="fp32"), numel, mine) is None

@@ -1,4 +1,5 @@
 import gzip
+import os
 import pydoc_data.topics
 import shutil
 from dataclasses import replace
@@ -8,7 +9,7 @@ import datasets
 import numpy as np
 import pytest
 
-from app.config import DataConfig
+from app.config import ConfigError, DataConfig
 from app.learning import data, tokenizer
 from app.learning.reference import gzip_bits_per_byte
 
@@ -168,3 +169,70 @@ def test_gzip_reference_is_what_gzip_makes_of_the_held_out_bytes(config, tmp_pat
     assert 1.0 < data.prepare(config, tmp_path).manifest.gzip_bits_per_byte < 8.0
     with pytest.raises(ValueError, match="nothing"):
         gzip_bits_per_byte(b"")
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def huge(path: Path) -> None:
+    """A header that says more than the file has."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (2**40,)})
+
+
+DAMAGE = {
+    "rows flipped": lambda folder: flip(next(folder.glob("train/*.arrow")), -200),
+    "rows cut": lambda folder: emptied(next(folder.glob("train/*.arrow"))),
+    "rows of the other side": lambda folder: shutil.copytree(folder / "train", folder / "heldout", dirs_exist_ok=True),
+    "no table of files": lambda folder: (folder / "train/state.json").unlink(),
+    "table of files elsewhere": lambda folder: (folder / "train/state.json").write_text(
+        '{"_data_files": [{"filename": "../../../etc/passwd"}]}'
+    ),
+    "table of files a list": lambda folder: (folder / "heldout/state.json").write_text("[1]"),
+    "bytes of tokens": lambda folder: huge(folder / "token_bytes.npy"),
+    "bytes of tokens as code": lambda folder: np.save(folder / "token_bytes.npy", np.array([Path()], object)),
+    "tokenizer": lambda folder: emptied(folder / "tokenizer/tokenizer.json"),
+    "a link": lambda folder: (shutil.rmtree(folder / "tokenizer"), (folder / "tokenizer").symlink_to("/etc")),
+    "manifest a folder": lambda folder: ((folder / "manifest.json").unlink(), (folder / "manifest.json").mkdir()),
+    "manifest not UTF-8": lambda folder: (folder / "manifest.json").write_bytes(b"\xff"),
+    "manifest deep": lambda folder: (folder / "manifest.json").write_text("[" * 100_000),
+    "manifest of another type": lambda folder: (folder / "manifest.json").write_text(
+        (folder / "manifest.json").read_text().replace('"eos_id": 256', '"eos_id": "256"')
+    ),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_prepared_data_that_is_damaged_is_made_again(how, config, tmp_path):
+    first = data.prepare(config, tmp_path)
+    before = first.train.sha256()
+    del first
+    DAMAGE[how](tmp_path)
+    again = data.prepare(config, tmp_path)
+    assert again.manifest == data.load(tmp_path).manifest
+    assert again.train.sha256() == before == again.manifest.samples_sha256
+    assert len(again.tokenizer()) == again.manifest.vocab == len(again.token_bytes)
+
+
+def test_damaged_data_whose_text_has_changed_is_refused_for_good(config, tmp_path):
+    text, folder = tmp_path / "text", tmp_path / "data"
+    text.mkdir()
+    (text / "a.txt").write_text("one text and more of it " * 500)
+    (text / "b.txt").write_text("another text of some size " * 500)
+    files = replace(config, path=str(text))
+    data.prepare(files, folder)
+    for path in text.iterdir():  # of the same size, and as old
+        stat = path.stat()
+        path.write_text(path.read_text().replace("text", "test"))
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    emptied(next(folder.glob("train/*.arrow")))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="the text has changed"):
+            data.prepare(files, folder)

@@ -6,10 +6,11 @@ import statistics
 import pytest
 import torch
 
+from app.diloco.durable import whole_state
 from app.diloco.fragments import gather
 from app.diloco.guard import ENOUGH, LEAST_SPREAD, NORMAL, WINDOW, NormGuard
 from app.diloco.messages import Refusal
-from tests.unit.tiny import Hand
+from tests.unit.tiny import Hand, through_json
 
 STEPS = 24
 
@@ -173,3 +174,20 @@ def test_a_refused_outlier_starts_again_from_the_global_value(adopt: str, newer:
     assert hand.refused()[-1] == "outlier"
     assert hand.protocol.refusals[Refusal.OUTLIER] == 1
     assert hand.protocol.books.balance().exact
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_restarted_syncer_knows_what_is_usual(compacted: bool) -> None:
+    """Else the first absurd contribution after a restart would be merged."""
+    hand = Hand(guard_z=8.0)
+    hand.join("a")
+    hand.join("b")
+    for _ in range(2 * ENOUGH):
+        usual_move = one_round(hand, 1.1)
+    if compacted:
+        hand.state, hand.journal = through_json(whole_state(hand.protocol)), []
+    before = [guard.state() for guard in hand.protocol.guards]
+    hand.restart()
+    assert [guard.state() for guard in hand.protocol.guards] == before
+    assert one_round(hand, 1e4) == pytest.approx(usual_move, rel=0.2)
+    assert hand.refused() == ["outlier"]

@@ -154,6 +154,6 @@ def test_a_follower_reads_each_event_once_and_never_half_a_line(tmp_path: Path) 
         file.write(b'{"kind": "mer')
     assert follower.fresh() == []
     with path.open("ab") as file:
-        file.write(b'ge"}\n')
+        file.write(b'ge", "at": 1.0}\n')
     assert [event["kind"] for event in follower.fresh()] == ["merge"]
     assert Follower(path).fresh() == []  # starts at the present end

@@ -38,6 +38,8 @@ SPECS = [
     TensorSpec("d", (2, 2), False),
 ]
 RUN = "run"
+LONG_AGO_S = 1e6
+"""Hands step while no time passes: their learners have joined so long ago that any number of steps is possible."""
 
 
 def tiny_layout(fragments: int) -> Layout:
@@ -59,21 +61,28 @@ def tiny_state(settings: DilocoSettings, seed: int = 0) -> Durable:
     return through_json(first_state(RUN, tiny_layout(settings.fragments), tiny_parameters(seed)))
 
 
-def restored(settings: DilocoSettings, state: Durable, later: list[Durable], epoch: int, budget: int) -> Protocol:
-    return restore(RUN, epoch, tiny_layout(settings.fragments), settings, budget, state, later)
+def restored(
+    settings: DilocoSettings,
+    state: Durable,
+    later: list[Durable],
+    epoch: int,
+    budget: int,
+    most_step_tokens: int | None = None,
+) -> Protocol:
+    return restore(RUN, epoch, tiny_layout(settings.fragments), settings, budget, state, later, most_step_tokens)
 
 
 class Hand:
     """A protocol, its learners and its journal; every message moves when the test says so."""
 
-    def __init__(self, budget: int = 10**9, **dials: Any):
+    def __init__(self, budget: int = 10**9, most_step_tokens: int | None = None, **dials: Any):
         defaults = {"fragments": 2, "sync_interval": 4, "outer_lr": 1.0, "outer_momentum": 0.0}
         self.settings = DilocoSettings(**(defaults | dials))
-        self.budget = budget
+        self.budget, self.most_step_tokens = budget, most_step_tokens
         self.state = tiny_state(self.settings)
         self.journal: list[Durable] = []
         self.epoch = 1
-        self.protocol = restored(self.settings, self.state, [], self.epoch, budget)
+        self.protocol = restored(self.settings, self.state, [], self.epoch, budget, most_step_tokens)
         self.now = 100.0
         self.replicas: dict[str, Replica] = {}
         self.parameters: dict[str, dict[str, torch.Tensor]] = {}
@@ -95,22 +104,27 @@ class Hand:
         for account in self.protocol.books.living:
             assert all(account.outstanding(p) >= account.claimed[p] >= 0 for p in range(self.settings.fragments))
 
-    def hello(self, name: str, token: str, **fields: str) -> Hello:
+    def hello(self, name: str, token: str, **fields: Any) -> Hello:
         hello = Hello(RUN, name, tiny_layout(self.settings.fragments).hash, "pool", token)
         return replace(hello, **fields)
 
     def join(self, name: str, token: str = "") -> Replica:
         token = token or f"{name}-{len(self.decisions)}"
-        for decision in self.feed(Join(self.hello(name, token))):
-            if isinstance(decision, Record):
-                self.journal.append(through_json(Durable(decision.meta, {})))
-                self.feed(Recorded(decision.ticket))
+        self.greet(self.hello(name, token))
         grant = self.last(Grant)
         assert grant.token == token
+        self.protocol.members[name].pace.began_at -= LONG_AGO_S
         self.parameters[name] = tiny_parameters(99)
         layout = tiny_layout(self.settings.fragments)
         self.replicas[name] = Replica(layout, self.settings, self.parameters[name], grant.welcome)
         return self.replicas[name]
+
+    def greet(self, hello: Hello) -> None:
+        """A hello arrives; what is to be recorded of it is."""
+        for decision in self.feed(Join(hello)):
+            if isinstance(decision, Record):
+                self.journal.append(through_json(Durable(decision.meta, {})))
+                self.feed(Recorded(decision.ticket))
 
     def step(self, name: str, steps: int = 1, tokens: int = 10, change: float = 0.125) -> None:
         """Inner steps: every parameter moves by `change` in each."""
@@ -137,8 +151,7 @@ class Hand:
         return self.replicas[name].contribute(asks[fragment], 1.0, 0.5, False)
 
     def arrive(self, given: Contribution) -> None:
-        numel = self.protocol.layout.fragments[given.fragment].numel
-        self.feed(Arrived.of(given, numel, self.settings.codec_block))
+        self.feed(Arrived.of(given, self.protocol.layout, self.settings))
 
     def answer(self, name: str, fragment: int) -> Contribution:
         given = self.capture(name, fragment)
@@ -173,7 +186,9 @@ class Hand:
         """The syncer dies and comes back from its journal."""
         self.epoch += 1
         self.jobs.clear()
-        self.protocol = restored(self.settings, self.state, self.journal, self.epoch, self.budget)
+        self.protocol = restored(
+            self.settings, self.state, self.journal, self.epoch, self.budget, self.most_step_tokens
+        )
 
     # ---- looking
 

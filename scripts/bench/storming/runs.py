@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +21,12 @@ from below import marked
 ROOT = Path(__file__).resolve().parents[3]
 KINDS = dict(load(["chaos=storm"]).chaos.rates.items())
 """Kind → its weight in the mix."""
+SITE = "dark"
+"""The pool that goes dark at once."""
 MARK = "DILOCO_STORM"
 """Environment variable of everything that a run starts."""
+RIVAL = ("algo=data_parallel", "train.elastic=true")
+"""Synchronous training whose group forms again after every failure, with whoever is left."""
 LEAVE_S = 20.0
 """After so long nothing of a run may be left."""
 BARE_STARTS = 3
@@ -43,10 +48,15 @@ class Storm:
     rate: int
     """Faults an hour."""
     seed: int
+    dark_s: int | None = None
+    """Instead of all that: half of the learners die at once, and can't come back for so many seconds."""
 
     @property
     def overrides(self) -> list[str]:
         """What the command line takes, faults included."""
+        if self.dark_s is not None:
+            fault = f"{{kind: kill_site, target: {SITE}, at_s: {self.seconds // 3}, seconds: {self.dark_s}}}"
+            return [f"+pools.{SITE}.learners={self.learners // 2}", f"chaos.faults=[{fault}]"]
         total = sum(KINDS[kind] for kind in self.kinds)
         rates = [f"chaos.rates.{kind}={self.rate * KINDS[kind] / total:.3f}" for kind in self.kinds]
         return [*rates, f"chaos.seed={self.seed}"]
@@ -64,10 +74,11 @@ class Finished:
     """How long bare starts took, under the same load: there are as many in a calm run, as they cost something."""
 
 
-def train(storm: Storm, folder: Path, tokens: int, faults: bool) -> Finished:
+def train(storm: Storm, folder: Path, tokens: int, faults: bool, overrides: Sequence[str] = ()) -> Finished:
     """One run to its budget."""
     mark = uuid.uuid4().hex
-    process = _start(storm, folder, [f"train.tokens={tokens}", *(storm.overrides if faults else [])], mark)
+    more = [f"train.tokens={tokens}", *(storm.overrides if faults else []), *overrides]
+    process = _start(storm, folder, more, mark)
     began = time.monotonic()
     bare: list[float] = []
     while process.poll() is None:
