@@ -20,6 +20,7 @@ from app.run import tape
 from app.run.attempts import without_pauses
 from app.run.facts import ByteFacts, EvalFacts, RunFacts
 from app.run.history import History
+from app.run.remote import patiently
 from app.run.storage import open_store
 from app.run.summary import read_summary, run_versions, summarise, write_summary
 
@@ -72,9 +73,10 @@ def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: Fin
 
     An attempt whose syncer never answered has done nothing: the summary of the attempt before it stays.
     """
+    patience_s = spec.config.supervisor.evaluation_deadline_s
     if syncer is None and (before := _summary_before(spec)) is not None:
         return {**before, "status": status}
-    history = History(without_pauses(tape.read(spec.tape)[0]))
+    history = History(without_pauses(patiently(lambda: tape.read(spec.tape), patience_s)[0]))
     totals = syncer.totals if syncer is not None else {}
     balance = syncer.balance if syncer is not None else _nothing(spec)
     facts = RunFacts(
@@ -96,13 +98,13 @@ def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: Fin
         versions=run_versions(),
     )
     summary = summarise(facts)
-    write_summary(open_store(str(spec.run_dir)), summary)
+    patiently(lambda: write_summary(open_store(spec.location), summary), patience_s)
     return summary
 
 
 def _summary_before(spec: RunSpec) -> dict[str, Any] | None:
     try:
-        return read_summary(open_store(str(spec.run_dir)))
+        return patiently(lambda: read_summary(open_store(spec.location)), spec.config.supervisor.evaluation_deadline_s)
     except FileNotFoundError:
         return None
 

@@ -47,7 +47,7 @@ class Fleet:
     def ledger(self) -> Any:
         """The data ledger, made when it is missing."""
         spec, config = self._spec, self._spec.config
-        where = (str(spec.checkpoints), config.run.seed, spec.samples, config.data.block_samples)
+        where = (spec.checkpoints, config.run.seed, spec.samples, config.data.block_samples)
         return ray.remote(Ledger).options(**self._options(LEDGER, num_cpus=0)).remote(*where)
 
     def evaluator(self) -> Any:

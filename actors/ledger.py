@@ -1,21 +1,20 @@
 """The data ledger: a detached actor round the lease book. Its state is on disk before an answer leaves.
 
-A disk that is full or gone holds nobody up: blocks are leased on, and the next change writes everything. Only a ledger
-that dies meanwhile issues again what it leased in that time.
+A disk that is full or gone, or a store that is away, holds nobody up: blocks are leased on, and everything is written
+once that is possible. Only a ledger that dies meanwhile issues again what it leased in that time.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 
 from actors.service import Whereabouts, whereabouts
 from app.learning.blocks import Lease, LeaseBook, Permutation
+from app.run.saver import Saver
 from app.run.storage import open_store
 
 STATE = "ledger.json"
-_log = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -23,9 +22,10 @@ class Ledger:
 
     def __init__(self, checkpoints: str, seed: int, samples: int, block_samples: int):
         """Plain values, not the run's whole description: this process needs no torch, so it is up at once."""
-        self._store = open_store(checkpoints)
-        if self._store.exists(STATE):
-            self._book = LeaseBook.from_state(json.loads(self._store.read(STATE)))
+        self._saver = Saver(open_store(checkpoints), STATE)
+        state = self._saver.load()
+        if state is not None:
+            self._book = LeaseBook.from_state(json.loads(state))
         else:
             self._book = LeaseBook(Permutation(seed, samples, block_samples).blocks)
 
@@ -59,7 +59,4 @@ class Ledger:
         self._save()
 
     def _save(self) -> None:
-        try:
-            self._store.write(STATE, json.dumps(self._book.state()).encode())
-        except OSError:
-            _log.exception("the ledger's state can't be written")
+        self._saver.save(json.dumps(self._book.state()).encode())

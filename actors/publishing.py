@@ -27,6 +27,7 @@ from app.run import tape
 from app.run.journal import Fenced, Journal
 from app.run.payloads import PayloadStore
 from app.run.record import Record as Entry
+from app.run.remote import patiently
 from app.run.storage import open_store
 
 T = TypeVar("T")
@@ -42,8 +43,8 @@ class Publisher:
         self._compute = ThreadPoolExecutor(1, "merge")
         self._disk = ThreadPoolExecutor(1, "journal")
         self._lock = asyncio.Lock()
-        self._payloads = PayloadStore(open_store(str(spec.payloads))) if spec.config.tape.payloads else None
-        self._journal = Journal(open_store(str(spec.checkpoints)), spec.config.checkpoint.keep)
+        self._payloads = PayloadStore(open_store(spec.payloads)) if spec.config.tape.payloads else None
+        self._journal = Journal(open_store(spec.checkpoints), spec.config.checkpoint.keep)
         self.protocol = self._restore(self._claim())
         self.merge_s = 0.0
         """Seconds of merging so far."""
@@ -64,7 +65,7 @@ class Publisher:
 
     def _restore(self, epoch: int) -> Protocol:
         spec = self._spec
-        state, later = self._journal.load()
+        state, later = patiently(self._journal.load)
         self.untold = self._untold(later)
         """Merges that the journal has and the tape does not, as events: the syncer before died in between."""
         if state is None:
@@ -94,7 +95,8 @@ class Publisher:
         merges = [record for record in later if record.meta["kind"] == "merge"]
         if not merges:
             return []
-        told = {(e["fragment"], e["version"]) for e in tape.read(self._spec.tape)[0] if e["kind"] == "merge"}
+        events = patiently(lambda: tape.read(self._spec.tape))[0]
+        told = {(e["fragment"], e["version"]) for e in events if e["kind"] == "merge"}
         fields = ("fragment", "round", "version", "clock", "share", "contains")
         return [
             {name: r.meta[name] for name in fields} | {"digest": digest(r.tensors.get("theta_hat", r.tensors["theta"]))}

@@ -52,7 +52,7 @@ def _sources(spec: RunSpec, learner: str, welcome: Welcome) -> Iterator[tuple[st
             for donor in welcome.donors:
                 yield donor, partial(_donated, spec, donor)
         case "checkpoint":
-            yield CHECKPOINT, partial(open_store(str(spec.checkpoints)).read, _name(learner))
+            yield CHECKPOINT, partial(open_store(spec.checkpoints).read, _name(learner))
 
 
 def _donated(spec: RunSpec, donor: str) -> Payload | None:
@@ -86,7 +86,7 @@ class Kept:
         return None if states is None else np.frombuffer(packed(states), np.uint8)
 
     def _write_now_and_then(self) -> None:
-        store = open_store(str(self._spec.checkpoints))
+        store = open_store(self._spec.checkpoints)
         while not self._stop.wait(self._spec.config.train.moments_every_s):
             data = self.packed()
             try:

@@ -40,7 +40,7 @@ from app.diloco.events import (
     Wake,
 )
 from app.diloco.messages import Contribution, Hello, Payload, Reply, Report, Welcome
-from app.run.tape import Tape
+from app.run import tape
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +48,12 @@ PARK_S = 2.0
 """A poll without news is answered after this long, so that a lost one is asked again."""
 IDLE_TICK_S = 1.0
 """The machine looks at the time at least this often."""
+
+
+TELLING_S = 0.5
+"""What is noted is waited for so long to be readable; whoever notes it has other work to do."""
+SAMPLES = ("learner", "syncer")
+"""Kinds of events that come all the time and that nothing depends on."""
 
 
 class Denied(RuntimeError):
@@ -65,7 +71,7 @@ class Syncer:
         faulthandler.register(HANG_SIGNAL, all_threads=True)
         torch.set_num_threads(1)
         self._spec = spec
-        self._tape = Tape(spec.tape)
+        tape.recover(spec.tape, spec.spool)
         self._traffic = Traffic()
         diloco = spec.config.diloco
         for codec in (diloco.codec_up, diloco.codec_down):
@@ -78,6 +84,7 @@ class Syncer:
         self._ticker: asyncio.Task[None] | None = None
         self._publisher = Publisher(spec, self._feed, self._write)
         self._protocol = self._publisher.protocol
+        self._tape = tape.open_tape(spec.tape, self._protocol.epoch, spec.spool)
         versions = [fragment.version for fragment in self._protocol.fragments]
         epoch, dropped = self._protocol.epoch, self._publisher.dropped
         settings = dataclasses.asdict(diloco)
@@ -158,8 +165,13 @@ class Syncer:
         self._feed(Lost(learner, incarnation, reason))
 
     async def note(self, kind: str, fields: dict[str, Any]) -> None:
-        """Write somebody else's event to the tape; the syncer alone writes it."""
+        """Write somebody else's event to the tape; the syncer alone writes it.
+
+        On return others can read it, unless it is a sample or the tape is slow: a fault must not strike twice.
+        """
         self._write(kind, **fields)
+        if kind not in SAMPLES:
+            await asyncio.get_running_loop().run_in_executor(None, self._tape.written, TELLING_S)
 
     async def finish(self, reason: str, deadline_s: float) -> None:
         """End the run with a last round of all fragments."""

@@ -61,7 +61,7 @@ class OnDisk(Hand):
 
     def __init__(self, folder: Path, saw: Callable[[str, int, int], None] = lambda *_: None):
         config = warm()
-        spec = RunSpec(RUN, config, folder, tiny_layout(config.diloco.fragments), 1000)
+        spec = RunSpec(RUN, config, str(folder), tiny_layout(config.diloco.fragments), 1000)
         self.saw = saw
         self.loop = asyncio.new_event_loop()
         super().__init__()

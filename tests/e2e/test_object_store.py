@@ -1,0 +1,160 @@
+"""A run whose folder is in an object store: a real S3 server on loopback, real kills, a real outage."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fsspec
+import psutil
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from app.run import tape
+from app.run.storage import open_store
+from below import below, gone
+from tests.cluster.harness import wait_for
+from tests.e2e.conftest import ROOT, TWO, clean_env
+from tests.s3 import BUCKET, serving
+
+pytestmark = pytest.mark.timeout(400)
+
+WAIT_S = 150.0
+URL = f"s3://{BUCKET}/team/run"
+
+
+@pytest.fixture
+def s3():
+    with serving() as server:
+        yield server
+
+
+class Run:
+    """`python -m app.train run.dir=s3://...` in the background; all it has of this machine is a cache of its own."""
+
+    def __init__(self, cwd: Path, env: dict[str, str], *overrides: str):
+        cwd.mkdir()
+        self.log = cwd / "log"
+        keys = [*TWO, f"run.dir={URL}", f"run.cache_dir={cwd / 'cache'}", *overrides]
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "app.train", *keys],
+                cwd=cwd,
+                env={**clean_env(), **env, "PYTHONPATH": str(ROOT)},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.log.read_text()) from None
+
+    def wait_merges(self, count: int) -> None:
+        def look() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            return len(events("merge")) >= count
+
+        wait_for(f"{count} merges", look, WAIT_S)
+
+    def kill_everything(self) -> list[psutil.Process]:
+        family = [psutil.Process(self.process.pid), *below(self.process.pid)]
+        for process in family:
+            if not gone(process):
+                process.kill()
+        self.process.wait()
+        wait_for("all are gone", lambda: all(map(gone, family)))
+        return family
+
+
+@pytest.fixture
+def start(s3, tmp_path):
+    runs: list[Run] = []
+
+    def begin(*overrides: str, **env: str) -> Run:
+        runs.append(Run(tmp_path / f"cwd-{len(runs)}", {**s3.env, **env}, *overrides))
+        return runs[-1]
+
+    yield begin
+    s3.well()
+    for run in runs:
+        run.kill_everything()
+
+
+def events(kind: str) -> list[dict]:
+    return [event for event in tape.read(f"{URL}/events.jsonl")[0] if event["kind"] == kind]
+
+
+def test_a_run_killed_whole_goes_on_elsewhere_with_nothing_but_the_store(start, tmp_path):
+    first = start("train.tokens=1000000000", "checkpoint.snapshot_every_merges=8", "tape.payloads=true")
+    first.wait_merges(10)
+    refused = start("train.tokens=1000000000", "run.resume=auto")
+    assert refused.wait() == 2
+    assert "another run is at work in it; one at a time" in refused.log.read_text().splitlines()[-1]
+    first.kill_everything()
+    merged = {merge["fragment"]: merge["version"] for merge in events("merge")}
+    tokens = events("merge")[-1]["tokens"]
+    store = open_store(URL)
+    assert "summary.json" not in store.names("")
+
+    refused = start("train.tokens=1000000000")
+    assert refused.wait() == 2
+    assert "run.resume=auto" in refused.log.read_text().splitlines()[-1]
+    second = start(f"train.tokens={tokens + 40000}", "run.resume=auto", "tape.payloads=true", "tracking=wandb")
+    assert second.wait() == 0, second.log.read_text()
+    started = events("syncer_started")[-1]
+    assert all(started["versions"][p] >= version for p, version in merged.items())
+    assert not list(tmp_path.glob("cwd-*/runs"))
+
+    summary = json.loads(store.read("summary.json"))
+    assert summary["status"] == "completed"
+    work = summary["work"]
+    assert work["outstanding"] == 0
+    assert work["processed"] == work["merged"] + sum(work["discarded"].values())
+    lines = store.read("events.jsonl").splitlines()
+    assert json.loads(lines[-1])["kind"] == "run_ended"
+    assert [json.loads(line) for line in lines] == tape.read(f"{URL}/events.jsonl")[0]
+    assert [name for name in store.names("wandb/") if name.endswith(".wandb")]
+
+    fsspec.filesystem("s3").get(f"{URL}/model", str(tmp_path / "model"), recursive=True)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert model.num_parameters() == work["parameters"]
+    assert AutoTokenizer.from_pretrained(tmp_path / "model")("def").input_ids == list(b"def")
+
+    env = {**clean_env(), "FSSPEC_S3_ENDPOINT_URL": os.environ.get("FSSPEC_S3_ENDPOINT_URL", "")}
+    del env
+
+
+def test_an_outage_pauses_merges_not_steps_and_all_goes_on_when_it_is_over(start, s3):
+    run = start("train.tokens=1000000000", "supervisor.sample_every_s=0.5")
+    run.wait_merges(6)
+    with s3.away():
+        down = time.time()
+        wait_for("the journal was tried in vain", lambda: "merges wait" in run.log.read_text() or later(down, 12.0))
+        assert run.process.poll() is None, run.log.read_text()
+        up = time.time()
+    merges = len(events("merge"))
+    run.wait_merges(merges + 6)
+    assert not [merge for merge in events("merge") if down + 1 < merge["at"] < up]
+    steps = {}
+    for sample in events("learner"):  # they have waited on the syncer's machine
+        if down < sample["at"] < up:
+            steps.setdefault(sample["learner"], []).append(sample["steps"])
+    assert set(steps) == {"learner-0", "learner-1"}
+    assert all(counts[-1] > counts[0] for counts in steps.values())
+    assert {event["incarnation"] for event in events("join")} == {1}
+    assert len(events("syncer_started")) == 1
+    assert [event for event in events("journal_failed") if down < event["at"]]
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 143, run.log.read_text()
+    summary = json.loads(open_store(URL).read("summary.json"))
+    assert summary["status"] == "stopped"
+    assert summary["work"]["outstanding"] == 0
+
+
+def later(than: float, seconds: float) -> bool:
+    return time.time() > than + seconds
