@@ -6,13 +6,11 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
-
-from fsspec import available_protocols
 
 from app.config.chaos import check_chaos
 from app.config.error import ConfigError
 from app.config.limits import check_limits, check_pass
+from app.config.location import check_location
 from app.config.pools import PoolConfig
 from app.config.rules import (
     above,
@@ -45,9 +43,6 @@ from app.diloco.settings import (
     MERGE_RULES,
     OUTER_RULES,
 )
-
-ONE_PROCESS = ("memory",)
-"""Schemes of stores that only one process sees, as it sees what URLs with `::` put before a store."""
 
 
 def check(config: Config) -> None:
@@ -94,34 +89,10 @@ def _check_run(config: Config) -> None:
         raise ConfigError("run.name", name, "a name without slashes is needed")
     if config.run.dir == "":
         raise ConfigError("run.dir", "", "a folder or null is needed")
-    _check_location(config)
+    check_location(config.run, config.chaos)
     one_of("run.resume", config.run.resume, RESUME_RULES)
     between("run.seed", config.run.seed, 0, 2**63 - 1)
     at_least("learners", config.learners, 1)
-
-
-def _check_location(config: Config) -> None:
-    path, cache = config.run.path, config.run.cache_dir
-    if cache is not None and not Path(cache).expanduser().is_absolute():
-        raise ConfigError("run.cache_dir", cache, "an absolute path or null is needed")
-    if "://" not in path:
-        return
-    url = urlsplit(path)
-    if url.scheme == "file":
-        if url.netloc not in ("", "localhost"):
-            raise ConfigError("run.dir", path, "file:///absolute/path is needed")
-        return
-    if url.scheme in ONE_PROCESS or "::" in path:
-        raise ConfigError("run.dir", path, "a store that all processes see is needed")
-    if url.scheme not in available_protocols():
-        raise ConfigError(
-            "run.dir", path, "a path or the URL of a store that fsspec knows is needed, as s3://bucket/name"
-        )
-    for i, fault in enumerate(config.chaos.faults):
-        if fault.kind == "fill_disk":
-            raise ConfigError(f"chaos.faults[{i}].kind", fault.kind, "run.dir as a folder, not a URL, is needed")
-    if config.chaos.rates.fill_disk > 0:
-        raise ConfigError("chaos.rates.fill_disk", config.chaos.rates.fill_disk, "0 is needed when run.dir is a URL")
 
 
 def _check_model(config: Config) -> None:

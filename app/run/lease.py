@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 FOLDER = "lease/"
 RENEW_S = 2.0
 """Seconds between two renewals."""
-TERM_S = 10.0
-"""A lease that was not renewed for so long, watched by whoever wants it, is free."""
+TERM_S = 15.0
+"""A lease that was not renewed for so long, watched by whoever wants it, is free. Longer than one slow answer."""
 
 
 class Lock:

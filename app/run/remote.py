@@ -141,7 +141,7 @@ class RemoteStore(Store):
             OSError: it is not, or the store can't be used.
         """
         name = f"probe-{uuid.uuid4().hex}"
-        self.create(name, b"first")
+        self.write(name, b"first")
         try:
             self.create(name, b"second")
         except FileExistsError:

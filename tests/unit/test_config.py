@@ -154,6 +154,7 @@ REFUSED = [
     (["diloco.guard_z=-1"], "diloco.guard_z=-1", "at least 0"),
     (["supervisor.silent_s=0"], "supervisor.silent_s=0", "more than 0"),
     (["run.dir=memory://run"], "run.dir=memory://run", "a store that all processes see is needed"),
+    (["run.dir=local:///tmp/run"], "run.dir=local:///tmp/run", "a store that all processes see is needed"),
     (["run.dir=s4://bucket/run"], "run.dir=s4://bucket/run", "the URL of a store that fsspec knows is needed"),
     (["run.dir=simplecache::s3://bucket/run"], "run.dir=simplecache::s3://bucket/run", "a store that all"),
     (["run.cache_dir=cache"], "run.cache_dir=cache", "an absolute path or null"),
