@@ -7,6 +7,7 @@ on the disk, and books and journal see merges in the same order.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import time
@@ -37,9 +38,18 @@ _log = logging.getLogger(__name__)
 class Publisher:
     """The journal of one syncer process, and the two threads that work for it."""
 
-    def __init__(self, spec: RunSpec, feed: Callable[[Event], None], note: Callable[..., None]):
-        """Claim the next epoch and read the state back. `feed` takes events for the protocol, `note` for the tape."""
-        self._spec, self._feed, self._note = spec, feed, note
+    def __init__(
+        self,
+        spec: RunSpec,
+        feed: Callable[[Event], None],
+        note: Callable[..., None],
+        noted: Callable[[], bool] = lambda: True,
+    ):
+        """Claim the next epoch and read the state back. `feed` takes events for the protocol, `note` for the tape.
+
+        `noted` says whether the tape has what it was given, after a moment at most; called in some thread.
+        """
+        self._spec, self._feed, self._note, self._noted = spec, feed, note, noted
         self._compute = ThreadPoolExecutor(1, "merge")
         self._disk = ThreadPoolExecutor(1, "journal")
         self._lock = asyncio.Lock()
@@ -155,8 +165,11 @@ class Publisher:
             self._note("journal_failed", error=f"snapshot: {error}")
 
     async def _snapshot(self) -> int:
-        state = whole_state(self.protocol)
         self._since_snapshot = 0
+        if not await asyncio.get_running_loop().run_in_executor(None, self._noted):
+            # Records go with it, which are all that tells of merges that the tape may still lose.
+            raise OSError(errno.EAGAIN, "the event tape is behind")
+        state = whole_state(self.protocol)
         seq = await self._write(lambda: self._journal.snapshot(state.meta, state.tensors))
         self._note("snapshot", seq=seq)
         return seq

@@ -52,6 +52,8 @@ IDLE_TICK_S = 1.0
 
 TELLING_S = 0.5
 """What is noted is waited for so long to be readable; whoever notes it has other work to do."""
+SETTLED_S = 5.0
+"""A snapshot waits for so long for the tape to have all merges that it covers."""
 SAMPLES = ("learner", "syncer")
 """Kinds of events that come all the time and that nothing depends on."""
 
@@ -82,7 +84,7 @@ class Syncer:
         self._poked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
-        self._publisher = Publisher(spec, self._feed, self._write)
+        self._publisher = Publisher(spec, self._feed, self._write, lambda: self._tape.written(SETTLED_S))
         self._protocol = self._publisher.protocol
         self._tape = tape.open_tape(spec.tape, self._protocol.epoch, spec.spool)
         versions = [fragment.version for fragment in self._protocol.fragments]

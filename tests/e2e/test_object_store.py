@@ -14,6 +14,7 @@ import pytest
 from ray.cluster_utils import Cluster
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from app.replay import main as replay
 from app.run import tape
 from app.run.lines import parsed
 from app.run.mirror import COMPLETE, is_complete
@@ -26,6 +27,8 @@ from tests.s3 import BUCKET, serving
 pytestmark = pytest.mark.timeout(400)
 
 WAIT_S = 150.0
+POLL_S = 0.5
+"""Looks at the tape are few, as each is work for the server, which lives in this process."""
 
 
 @pytest.fixture
@@ -60,6 +63,7 @@ class Run:
     def wait_merges(self, count: int) -> None:
         def look() -> bool:
             assert self.process.poll() is None, self.log.read_text()
+            time.sleep(POLL_S)
             return len(self.events("merge")) >= count
 
         wait_for(f"{count} merges", look, WAIT_S)
@@ -102,7 +106,7 @@ def start(s3, tmp_path):
 
 
 def test_a_run_killed_whole_goes_on_elsewhere_with_nothing_but_the_store(start, tmp_path):
-    first = start("train.tokens=1000000000", "checkpoint.snapshot_every_merges=8", "tape.payloads=true")
+    first = start("train.tokens=1000000000", "checkpoint.snapshot_every_merges=4", "tape.payloads=true")
     first.wait_merges(10)
     first.kill_everything()
     merged = {merge["fragment"]: merge["version"] for merge in first.events("merge")}
@@ -126,6 +130,7 @@ def test_a_run_killed_whole_goes_on_elsewhere_with_nothing_but_the_store(start, 
     assert [json.loads(line) for line in lines] == tape.read(f"{first.url}/events.jsonl")[0]
     assert [name for name in store.names("wandb/") if name.endswith(".wandb")]
 
+    assert replay([first.url]) == 0  # every merge is on the tape, also of the last moment before the kill
     fsspec.filesystem("s3").get(f"{first.url}/model", str(tmp_path / "model"), recursive=True)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model.num_parameters() == work["parameters"]
