@@ -73,8 +73,8 @@ def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: Fin
 
     An attempt whose syncer never answered has done nothing: the summary of the attempt before it stays.
     """
-    patience_s = spec.config.supervisor.evaluation_deadline_s
-    if syncer is None and (before := _summary_before(spec)) is not None:
+    patience_s = patience_of(spec, status)
+    if syncer is None and (before := _summary_before(spec, patience_s)) is not None:
         return {**before, "status": status}
     history = History(without_pauses(patiently(lambda: tape.read(spec.tape), patience_s)[0]))
     totals = syncer.totals if syncer is not None else {}
@@ -102,9 +102,15 @@ def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: Fin
     return summary
 
 
-def _summary_before(spec: RunSpec) -> dict[str, Any] | None:
+def patience_of(spec: RunSpec, status: str) -> float:
+    """Seconds for which the last files wait for a store that is away. Who stops a run does not wait long."""
+    config = spec.config.supervisor
+    return config.evaluation_deadline_s if status == "completed" else config.stop_deadline_s
+
+
+def _summary_before(spec: RunSpec, patience_s: float) -> dict[str, Any] | None:
     try:
-        return patiently(lambda: read_summary(open_store(spec.location)), spec.config.supervisor.evaluation_deadline_s)
+        return patiently(lambda: read_summary(open_store(spec.location)), patience_s)
     except FileNotFoundError:
         return None
 

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from actors.ending import conclude, final_evaluation
+from actors.ending import conclude, final_evaluation, patience_of
 from actors.evaluator import Evaluation, FinalResult
 from actors.fleet import Fleet
 from actors.learner import LearnerStatus
@@ -280,7 +280,7 @@ class Supervisor:
             self._monitor.call("snapshot")
             self._summary = conclude(self._spec, status, self._lookout.syncer, self._final)
             self._monitor.note("run_ended", attempt=self._attempt, status=status)
-            patiently(lambda: tape.assemble(self._spec.tape), self._spec.config.supervisor.evaluation_deadline_s)
+            patiently(lambda: tape.assemble(self._spec.tape), patience_of(self._spec, status))
         except Exception:
             self._error = f"{self._error or ''}\n{traceback.format_exc()}".strip()
             _log.exception("the run could not be concluded")

@@ -112,7 +112,7 @@ class SegmentTape:
             self._wanted = True
             self._turn.notify_all()
             self._turn.wait_for(lambda: self._sent >= size, timeout_s)
-            return self._sent >= size
+            return self._sent >= size and self._tape.written()
 
     def close(self) -> None:
         """Send what is left, once, and give the files back."""
