@@ -172,7 +172,7 @@ class Syncer:
         On return others can read it, unless it is a sample or the tape is slow: a fault must not strike twice.
         """
         self._write(kind, **fields)
-        if kind not in SAMPLES:
+        if kind not in SAMPLES and not self._tape.written(0.0):
             await asyncio.get_running_loop().run_in_executor(None, self._tape.written, TELLING_S)
 
     async def finish(self, reason: str, deadline_s: float) -> None:
