@@ -38,7 +38,7 @@ class CutMaker:
         """`feed` takes events for the protocol, `note` for the tape, `spawn` starts what takes longer."""
         self._spec, self._feed, self._note, self._spawn = spec, feed, note, spawn
         self._consumption = consumption
-        self._cuts = Cuts(open_store(str(spec.checkpoints)))
+        self._cuts = Cuts(open_store(spec.checkpoints))
         self._writing: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
 

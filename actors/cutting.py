@@ -50,7 +50,7 @@ class Cutting:
         feed: Feed,
     ):
         """`token` is that of the hello by which the incarnation joined."""
-        self._cuts = Cuts(open_store(str(spec.checkpoints)))
+        self._cuts = Cuts(open_store(spec.checkpoints))
         self._token, self._replica, self._loop, self._parameters, self._feed = token, replica, loop, parameters, feed
         self._wanted: Wanted | None = None
 
@@ -114,7 +114,7 @@ def part_of(spec: RunSpec, learner: str) -> Restored | None:
     """This learner's part of the cut that the run goes on from, None when there is none."""
     if spec.cut is None:
         return None
-    cuts = Cuts(open_store(str(spec.checkpoints)))
+    cuts = Cuts(open_store(spec.checkpoints))
     try:
         return Restored.of(cuts.part(spec.cut, learner)) if learner in cuts.learners(spec.cut) else None
     except (OSError, RecordDamaged, KeyError, TypeError, ValueError) as error:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import ray
 from ray.exceptions import ActorDiedError
 
-from actors.progress import Progress, ending_of
+from actors.progress import TAPE_S, Progress, ending_of
 from actors.spec import RunSpec, namespace_of
 from actors.start import (
     ANSWER_S,
@@ -44,8 +44,10 @@ from app.learning.model import build_model
 from app.run.cuts import Cuts
 from app.run.display import Display
 from app.run.final_report import final_report
-from app.run.folder import RunFolder, open_folder
+from app.run.folder import DATA, RunFolder, open_folder
 from app.run.journal import JournalDamaged
+from app.run.mirror import download, upload
+from app.run.remote import patiently
 from app.run.storage import remove_partials
 from app.run.summary import SummaryDamaged, read_summary
 from app.run.tracking import check_tracking
@@ -69,11 +71,11 @@ class Driver:
     def run(self) -> int:
         """Start or attach, show, and return the exit code. Raises ConfigError before Ray starts."""
         check_tracking(self._config)
-        folder = open_folder(self._config)
-        if _is_complete(folder, self._config):
-            print(f"this run is completed already: {folder.location}/model", flush=True)
-            return 0
+        folder = open_folder(self._config, lambda line: print(line, flush=True))
         try:
+            if _is_complete(folder, self._config):
+                print(f"this run is completed already: {folder.location}/model", flush=True)
+                return 0
             address = os.environ.get("RAY_ADDRESS")
             if address:
                 self._connect(folder, address)
@@ -85,7 +87,8 @@ class Driver:
                 spec = dataclasses.replace(spec, config=folder.kept())
                 return self._follow(folder, Progress(spec, attached=True), spec, supervisor)
             with _writing(folder):
-                remove_partials(folder.local)  # nobody of the run is alive
+                if folder.is_local:
+                    remove_partials(folder.work_dir)  # nobody of the run is alive
                 if folder.resumed and address:
                     check_checkpoint(folder, spec.layout, self._config)
                 if folder.resumed:
@@ -94,6 +97,7 @@ class Driver:
             return self._follow(folder, Progress(spec, attached=False), spec, start_supervisor(spec))
         finally:
             ray.shutdown()
+            folder.lock.release()
 
     # ---- Ray
 
@@ -114,7 +118,7 @@ class Driver:
             raise ConfigError("RAY_ADDRESS", address, allowed) from error
         self._watch_signals()
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        if len(nodes) > 1 and not self._config.run.shared_dir:
+        if len(nodes) > 1 and folder.is_local and not self._config.run.shared_dir:
             raise ConfigError(
                 "run.dir",
                 folder.location,
@@ -160,10 +164,13 @@ class Driver:
                     heard, patience_s = time.monotonic(), starting_s
                     display.say("the supervisor does not answer: another one takes over")
                     ray.kill(supervisor, no_restart=False)  # Ray starts it anew, and it goes on where it was
+                if folder.lock.lost:
+                    print("another driver has taken over this run: this one leaves", file=sys.stderr)
+                    return 1
                 time.sleep(SHOW_EVERY_S)
         dismiss(supervisor)
         wait_until_left(spec.run_id)
-        return self._conclude(spec, status, waits.open)
+        return self._conclude(folder, spec, status, waits.open)
 
     def _after(self, folder: RunFolder, config: Config, error: ActorDiedError) -> int:
         """The supervisor left while nobody looked: the run's files tell how it ended."""
@@ -173,7 +180,7 @@ class Driver:
         print(f"the supervisor has ended: {error}", file=sys.stderr)
         return 1
 
-    def _conclude(self, spec: RunSpec, status: SupervisorStatus, waits: list[str]) -> int:
+    def _conclude(self, folder: RunFolder, spec: RunSpec, status: SupervisorStatus, waits: list[str]) -> int:
         if status.error is not None:
             print(status.error, *(f"it was waiting for {wait}" for wait in waits), sep="\n", file=sys.stderr)
         if status.summary is None:
@@ -181,7 +188,7 @@ class Driver:
         print(final_report(ending_of(spec, status)), flush=True)
         if self._signal is not None:
             return 128 + self._signal
-        done = status.summary["status"] == "completed" and (spec.run_dir / "model").is_dir()
+        done = status.summary["status"] == "completed" and _has_model(folder)
         return 0 if done else 1
 
 
@@ -195,13 +202,19 @@ def _leave_now(code: int) -> None:
 
 def _is_complete(folder: RunFolder, config: Config) -> bool:
     """Whether there is nothing left to do: the budget was reached and the model is written."""
-    if not (folder.local / "model").is_dir():
-        return False
-    try:
-        summary = read_summary(folder.store)
-    except (FileNotFoundError, SummaryDamaged):
-        return False  # the run's end writes it anew
+    with _writing(folder):
+        if not folder.has_model():
+            return False
+        try:
+            summary = read_summary(folder.store)
+        except (FileNotFoundError, SummaryDamaged):
+            return False  # the run's end writes it anew
     return bool(summary["status"] == "completed" and summary["tokens_processed"] >= config.train.tokens)
+
+
+def _has_model(folder: RunFolder) -> bool:
+    with _writing(folder):
+        return patiently(folder.has_model, TAPE_S)
 
 
 def _check_listens(address: str) -> None:
@@ -230,11 +243,15 @@ def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] 
     `ready` is called with the run's namespace when only writing is left: what it refuses leaves no checkpoint behind.
     """
     print(f"run folder {folder.location}", flush=True)
-    if folder.resumed and has_changed(config.data, folder.local / "data"):
+    data_dir, digest = folder.work_dir / DATA, ""
+    if folder.resumed and not folder.is_local:
+        with _writing(folder), suppress(FileNotFoundError):
+            download(folder.store, DATA, data_dir)
+    if folder.resumed and has_changed(config.data, data_dir):
         why = "the text has changed since this run started: its tokens would mean something else"
         raise ConfigError(*place_of(config.data), why)
     with _writing(folder):
-        data = prepare(config.data, folder.local / "data")
+        data = prepare(config.data, data_dir)
         model = build_model(config.model, data.manifest.vocab, config.data.seq_len, config.run.seed)
     specs = specs_of(model)
     check_fragments(len(specs), config)
@@ -247,6 +264,8 @@ def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] 
     with _writing(folder):
         if not folder.resumed:
             folder.keep(config)
+        if not folder.is_local:
+            digest = upload(data_dir, folder.store, DATA)
         write_version_0(folder, layout, parameters, config)
         cut = Cuts(folder.checkpoints).newest() if folder.resumed else None
     samples = "a stream of samples" if config.data.streaming else f"{len(data.train):,} training samples"
@@ -257,4 +276,4 @@ def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] 
         sep="\n",
         flush=True,
     )
-    return RunSpec(folder.run_id, config, folder.local, layout, len(data.train), cut)
+    return RunSpec(folder.run_id, config, folder.location, layout, len(data.train), digest, cut)

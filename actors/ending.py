@@ -20,6 +20,7 @@ from app.run import tape
 from app.run.attempts import without_pauses
 from app.run.facts import ByteFacts, EvalFacts, RunFacts
 from app.run.history import History
+from app.run.remote import patiently
 from app.run.storage import open_store
 from app.run.summary import SummaryDamaged, read_summary, run_versions, summarise, write_summary
 
@@ -72,9 +73,10 @@ def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: Fin
 
     An attempt whose syncer never answered has done nothing: the summary of the attempt before it stays.
     """
-    if syncer is None and (before := _summary_before(spec)) is not None:
+    patience_s = patience_of(spec, status)
+    if syncer is None and (before := _summary_before(spec, patience_s)) is not None:
         return {**before, "status": status}
-    history = History(without_pauses(tape.read(spec.tape)[0]))
+    history = History(without_pauses(patiently(lambda: tape.read(spec.tape), patience_s)[0]))
     totals = syncer.totals if syncer is not None else {}
     balance = syncer.balance if syncer is not None else _nothing(spec)
     facts = RunFacts(
@@ -97,13 +99,19 @@ def conclude(spec: RunSpec, status: str, syncer: SyncerStatus | None, final: Fin
         versions=run_versions(),
     )
     summary = summarise(facts)
-    write_summary(open_store(str(spec.run_dir)), summary)
+    patiently(lambda: write_summary(open_store(spec.location), summary), patience_s)
     return summary
 
 
-def _summary_before(spec: RunSpec) -> dict[str, Any] | None:
+def patience_of(spec: RunSpec, status: str) -> float:
+    """Seconds for which the last files wait for a store that is away. Who stops a run does not wait long."""
+    config = spec.config.supervisor
+    return config.evaluation_deadline_s if status == "completed" else config.stop_deadline_s
+
+
+def _summary_before(spec: RunSpec, patience_s: float) -> dict[str, Any] | None:
     try:
-        return read_summary(open_store(str(spec.run_dir)))
+        return patiently(lambda: read_summary(open_store(spec.location)), patience_s)
     except (FileNotFoundError, SummaryDamaged):
         return None
 

@@ -17,6 +17,10 @@ from app.learning.data import load
 from app.learning.evaluate import EvalResult, evaluate
 from app.learning.export import export, generate_sample
 from app.learning.model import build_model
+from app.run.folder import MODEL
+from app.run.mirror import upload
+from app.run.remote import patiently
+from app.run.storage import open_store
 
 CALL_TIMEOUT_S = 60.0
 NICENESS = 15
@@ -50,7 +54,7 @@ class Evaluator:
         os.nice(NICENESS)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._spec = spec
-        self._data = load(spec.data)
+        self._data = load(spec.fetch_data())
         self._subset = self._data.heldout.spread(spec.config.data.eval_samples)
         self._model: Any = self._build()
 
@@ -76,9 +80,16 @@ class Evaluator:
         versions, tokens = self._pull()
         last = Evaluation(tokens, versions, self._measure(self._data.heldout))
         tokenizer = self._data.tokenizer()
-        export(self._model, tokenizer, self._spec.run_dir / "model")
+        self._export(tokenizer)
         sample = generate_sample(self._model, tokenizer, config.eval.prompt, config.eval.sample_tokens, config.run.seed)
         return FinalResult(first, last, sample, self._data.manifest.gzip_bits_per_byte)
+
+    def _export(self, tokenizer: Any) -> None:
+        """Write `model/`; to a store that is away once it is back."""
+        spec, folder = self._spec, self._spec.work_dir / MODEL
+        export(self._model, tokenizer, folder)
+        if not spec.is_local:
+            patiently(lambda: upload(folder, open_store(spec.location), MODEL))
 
     def _build(self) -> Any:
         config = self._spec.config

@@ -48,12 +48,12 @@ class Fleet:
     def ledger(self) -> Any:
         """The data ledger, made when it is missing."""
         spec, config = self._spec, self._spec.config
-        where, seed = str(spec.checkpoints), config.run.seed
         options = self._options(LEDGER, num_cpus=0)
         if config.data.streaming:
             options["max_concurrency"] = STREAM_CALLS
-            return ray.remote(StreamLedger).options(**options).remote(where, seed, config.data, str(spec.data))
-        return ray.remote(Ledger).options(**options).remote(where, seed, spec.samples, config.data.block_samples)
+            return ray.remote(StreamLedger).options(**options).remote(spec)
+        where = (spec.checkpoints, config.run.seed, spec.samples, config.data.block_samples)
+        return ray.remote(Ledger).options(**options).remote(*where)
 
     def evaluator(self) -> Any:
         """The evaluator, made when it is missing. One call works, another says that the process is well."""

@@ -1,13 +1,12 @@
 """The data ledger: a detached actor round the lease book. Its state is on disk before an answer leaves.
 
-A disk that is full or gone holds nobody up: blocks are leased on, and the next change writes everything. Only a ledger
-that dies meanwhile issues again what it leased in that time.
+A disk that is full or gone, or a store that is away, holds nobody up: blocks are leased on, and everything is written
+once that is possible. Only a ledger that dies meanwhile issues again what it leased in that time.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -19,9 +18,8 @@ from app.learning.blocks import Blocks, Permutation
 from app.learning.leases import Counts, Lease, LeaseBook
 from app.run.cuts import FOLDER
 from app.run.cuts import LEDGER as STATE
+from app.run.saver import Saver
 from app.run.storage import open_store
-
-_log = logging.getLogger(__name__)
 
 
 class LeaseKeeper:
@@ -29,7 +27,9 @@ class LeaseKeeper:
 
     def __init__(self, checkpoints: str):
         self._store = open_store(checkpoints)
-        self._found = json.loads(self._store.read(STATE)) if self._store.exists(STATE) else None
+        self._saver = Saver(self._store, STATE)
+        state = self._saver.load()
+        self._found = None if state is None else json.loads(state)
         """The state that an earlier process has left."""
         self._lock = threading.Lock()
         self._saved = True
@@ -72,12 +72,7 @@ class LeaseKeeper:
         return {"book": self._book.state()}
 
     def _save(self) -> None:
-        try:
-            self._store.write(STATE, json.dumps(self._state()).encode())
-            self._saved = True
-        except OSError:
-            self._saved = False
-            _log.exception("the ledger's state can't be written")
+        self._saved = self._saver.save(json.dumps(self._state()).encode())
 
 
 class Ledger(LeaseKeeper):

@@ -20,6 +20,7 @@ from actors.fleet import Fleet
 from actors.lookout import Lookout
 from actors.spec import SYNCER, RunSpec
 from actors.syncer_status import SyncerStatus
+from app.run.storage import open_store
 from app.run.tracking import NoTracker, Tracker, open_tracker
 
 _log = logging.getLogger(__name__)
@@ -104,9 +105,18 @@ class Monitor:
     def finish(self, summary: dict[str, Any]) -> None:
         """The run's last figures go to the tracker."""
         self._guarded(lambda: self._tracker.finish(summary))
+        if not self._spec.is_local:
+            self._guarded(self._keep_tracking)
 
     def _open_tracker(self) -> None:
-        self._tracker = open_tracker(self._spec.config, self._spec.run_id, self._spec.run_dir)
+        self._tracker = open_tracker(self._spec.config, self._spec.run_id, self._spec.work_dir)
+
+    def _keep_tracking(self) -> None:
+        """Put the tracker's files beside those of starts before this one."""
+        store, folder = open_store(self._spec.location), self._spec.work_dir
+        for path in sorted((folder / "wandb").rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                store.put(path.relative_to(folder).as_posix(), path)
 
     def _guarded(self, call: Callable[[], None]) -> None:
         """A tracker that fails costs its figures, never the run; the tape has them all."""

@@ -36,7 +36,7 @@ START_CPU = "DILOCO_START_CPU_S"
 CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch looks for GPUs without using them: a fork of a process that used one can't."""
 OWN = ("RAY_JOB_ID", "RAY_CLIENT_MODE")
-SHARED = ("HF_", "LD_", "MALLOC_", "NUMBA_", "PYTHON", "RAY_", "TORCH", "TRANSFORMERS_", "XDG_")
+SHARED = ("FSSPEC_", "HF_", "LD_", "MALLOC_", "NUMBA_", "PYTHON", "RAY_", "TORCH", "TRANSFORMERS_", "XDG_")
 """Prefixes of variables that imports look at: workers that differ in one do not share a preloader."""
 HEADER = struct.Struct("!I")
 """Length of the JSON that follows."""

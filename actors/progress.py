@@ -12,8 +12,11 @@ from app.run import tape
 from app.run.display import LearnerRow, RunView
 from app.run.final_report import Ending
 from app.run.history import History
+from app.run.remote import patiently
 
 SPEED_WINDOW_S = 15.0
+TAPE_S = 60.0
+"""Seconds for which the last report waits for a store that is away."""
 AWAY_S = 2.0
 """A syncer that has not answered for longer is shown as away."""
 
@@ -142,6 +145,13 @@ class News:
         return back
 
 
+def _events(spec: RunSpec) -> list[dict[str, Any]]:
+    try:
+        return patiently(lambda: tape.read(spec.tape), TAPE_S)[0]
+    except OSError:
+        return []  # the run has ended well without them
+
+
 def ending_of(spec: RunSpec, status: SupervisorStatus) -> Ending:
     """The result for people."""
     summary, final = status.summary, status.final
@@ -155,7 +165,7 @@ def ending_of(spec: RunSpec, status: SupervisorStatus) -> Ending:
         eval_loss_final=summary["eval_loss_final"],
         bits_per_byte=summary["eval_bits_per_byte"],
         gzip_bits_per_byte=final.gzip_bits_per_byte if final else None,
-        recoveries=History(tape.read(spec.tape)[0]).recoveries(),
+        recoveries=History(_events(spec)).recoveries(),
         sample=final.sample if final else None,
-        folder=str(spec.run_dir),
+        folder=spec.location,
     )

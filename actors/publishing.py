@@ -7,6 +7,7 @@ on the disk, and books and journal see merges in the same order.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import time
@@ -25,6 +26,7 @@ from app.run import tape
 from app.run.journal import Fenced, Journal
 from app.run.payloads import PayloadStore
 from app.run.record import Record as Entry
+from app.run.remote import patiently
 from app.run.storage import open_store
 
 T = TypeVar("T")
@@ -40,17 +42,20 @@ class Publisher:
         feed: Callable[[Event], None],
         note: Callable[..., None],
         consumed: Callable[[Sequence[Consumed]], None],
+        noted: Callable[[], bool] = lambda: True,
     ):
         """Claim the next epoch and read the state back.
 
-        `feed` takes events for the protocol, `note` for the tape, `consumed` what is durable of samples' use.
+        `feed` takes events for the protocol, `note` for the tape, `consumed` what is durable of samples' use. `noted`
+        says whether the tape has what it was given, after a moment at most; called in some thread.
         """
-        self._spec, self._feed, self._note, self._consumed = spec, feed, note, consumed
+        self._spec, self._feed, self._note = spec, feed, note
+        self._consumed, self._noted = consumed, noted
         self._compute = ThreadPoolExecutor(1, "merge")
         self._disk = ThreadPoolExecutor(1, "journal")
         self._lock = asyncio.Lock()
-        self._payloads = PayloadStore(open_store(str(spec.payloads))) if spec.config.tape.payloads else None
-        self._journal = Journal(open_store(str(spec.checkpoints)), spec.config.checkpoint.keep)
+        self._payloads = PayloadStore(open_store(spec.payloads)) if spec.config.tape.payloads else None
+        self._journal = Journal(open_store(spec.checkpoints), spec.config.checkpoint.keep)
         self.protocol = self._restore(self._claim())
         self.merge_s = 0.0
         """Seconds of merging so far."""
@@ -71,7 +76,7 @@ class Publisher:
 
     def _restore(self, epoch: int) -> Protocol:
         spec = self._spec
-        state, later = self._journal.load()
+        state, later = patiently(self._journal.load)
         self.untold = self._untold(later)
         """Merges that the journal has and the tape does not, as events: the syncer before died in between."""
         if state is None:
@@ -102,7 +107,8 @@ class Publisher:
         merges = [record for record in later if record.meta["kind"] == "merge"]
         if not merges:
             return []
-        told = {(e["fragment"], e["version"]) for e in tape.read(self._spec.tape)[0] if e["kind"] == "merge"}
+        events = patiently(lambda: tape.read(self._spec.tape))[0]
+        told = {(e["fragment"], e["version"]) for e in events if e["kind"] == "merge"}
         fields = ("fragment", "round", "version", "clock", "share", "contains")
         return [
             {name: r.meta[name] for name in fields} | {"digest": digest(r.tensors.get("theta_hat", r.tensors["theta"]))}
@@ -162,8 +168,11 @@ class Publisher:
             self._note("journal_failed", error=f"snapshot: {error}")
 
     async def _snapshot(self) -> int:
-        state, consumed = whole_state(self.protocol), self.protocol.books.consumed()
         self._since_snapshot = 0
+        if not await asyncio.get_running_loop().run_in_executor(None, self._noted):
+            # Records go with it, which are all that tells of merges that the tape may still lose.
+            raise OSError(errno.EAGAIN, "the event tape is behind")
+        state, consumed = whole_state(self.protocol), self.protocol.books.consumed()
         seq = await self._write(lambda: self._journal.snapshot(state.meta, state.tensors))
         self._consumed(consumed)
         self._note("snapshot", seq=seq)

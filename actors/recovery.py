@@ -60,9 +60,9 @@ def _sources(spec: RunSpec, learner: str, welcome: Welcome) -> Iterator[tuple[st
             for donor in welcome.donors:
                 yield donor, partial(_donated, spec, donor)
         case "checkpoint":
-            yield CHECKPOINT, partial(open_store(str(spec.checkpoints)).read, _name(learner))
+            yield CHECKPOINT, partial(open_store(spec.checkpoints).read, _name(learner))
     if spec.cut is not None:
-        cuts = Cuts(open_store(str(spec.checkpoints)))
+        cuts = Cuts(open_store(spec.checkpoints))
         for part in (learner, *spec.config.learner_ids):  # its own comes first
             yield CUT, partial(_of_cut, cuts, spec.cut, part)
 
@@ -102,7 +102,7 @@ class Kept:
         return None if states is None else np.frombuffer(packed(states), np.uint8)
 
     def _write_now_and_then(self) -> None:
-        store = open_store(str(self._spec.checkpoints))
+        store = open_store(self._spec.checkpoints)
         while not self._stop.wait(self._spec.config.train.moments_every_s):
             data = self.packed()
             try:

@@ -9,7 +9,10 @@ from typing import Any
 from actors.preload import py_executable
 from app.config import Config
 from app.diloco.fragments import Layout
-from app.run.folder import CHECKPOINTS, PAYLOADS, TAPE
+from app.run.folder import CHECKPOINTS, DATA, PAYLOADS, TAPE, work_dir_of
+from app.run.mirror import download
+from app.run.remote import patiently
+from app.run.storage import local_path, open_store
 
 SYNCER = "syncer"
 SUPERVISOR = "supervisor"
@@ -24,11 +27,13 @@ class RunSpec:
 
     run_id: str
     config: Config
-    run_dir: Path
-    """Absolute."""
+    location: str
+    """The run folder: an absolute path or a URL."""
     layout: Layout
     samples: int
     """Training samples in the prepared data."""
+    data_digest: str = ""
+    """Of the prepared data in the store, where the run folder is a URL."""
     cut: str | None = None
     """The newest consistent cut when the run was resumed: where learners find their optimizer state."""
     rolled_back: bool = False
@@ -45,24 +50,45 @@ class RunSpec:
         return {"runtime_env": {"py_executable": py_executable()}} if self.config.run.preload else {}
 
     @property
-    def checkpoints(self) -> Path:
+    def is_local(self) -> bool:
+        """Whether the run folder is one of this machine's file system."""
+        return local_path(self.location) is not None
+
+    @property
+    def work_dir(self) -> Path:
+        """Folder of this machine for what needs a path: the run folder itself, unless that is a URL."""
+        return work_dir_of(self.location, self.config.run.cache_dir)
+
+    @property
+    def checkpoints(self) -> str:
         """Journal and snapshots of the syncer, state of the ledger."""
-        return self.run_dir / CHECKPOINTS
+        return f"{self.location}/{CHECKPOINTS}"
 
     @property
     def data(self) -> Path:
-        """The prepared data set and its tokenizer."""
-        return self.run_dir / "data"
+        """The prepared data set and its tokenizer, on this machine once `fetch_data` was called."""
+        return self.work_dir / DATA
 
     @property
-    def tape(self) -> Path:
+    def tape(self) -> str:
         """The event tape."""
-        return self.run_dir / TAPE
+        return f"{self.location}/{TAPE}"
 
     @property
-    def payloads(self) -> Path:
+    def spool(self) -> Path:
+        """Folder of this machine for events on their way to a tape in a store."""
+        return self.work_dir / "spool" / self.run_id
+
+    @property
+    def payloads(self) -> str:
         """What replay needs beside the tape."""
-        return self.run_dir / PAYLOADS
+        return f"{self.location}/{PAYLOADS}"
+
+    def fetch_data(self) -> Path:
+        """The folder `data`, fetched from the store unless this machine has it. A store that is away is waited for."""
+        if not self.is_local:
+            patiently(lambda: download(open_store(self.location), DATA, self.data, self.data_digest))
+        return self.data
 
     def group_name(self, learner: str) -> str:
         """Name of a learner's placement group. These names are not scoped by namespace."""

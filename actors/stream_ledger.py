@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from actors.ledger import LeaseKeeper
 from actors.service import Whereabouts, whereabouts
-from app.config import ConfigError, DataConfig
+from actors.spec import RunSpec
+from app.config import ConfigError
 from app.learning.leases import Lease
 from app.learning.stream import Stream
 from app.learning.tokenizer import TokenIds
@@ -29,11 +29,11 @@ RETRY_S = 1.0
 class StreamLedger(LeaseKeeper):
     """Leases blocks of a stream; a restart reads again what it must."""
 
-    def __init__(self, checkpoints: str, seed: int, config: DataConfig, folder: str):
-        """`folder`: of the prepared data, where the tokenizer lies."""
-        super().__init__(checkpoints)
+    def __init__(self, spec: RunSpec):
+        super().__init__(spec.checkpoints)
+        config = spec.config.data
         state = None if self._found is None else self._found["stream"]
-        self._stream = Stream(config, Path(folder), seed, state)
+        self._stream = Stream(config, spec.fetch_data(), spec.config.run.seed, state)
         self._open(self._stream)
         self._patience_s = config.stream_patience_s
         self._error: str | None = None

@@ -23,6 +23,7 @@ from actors.syncer_status import SyncerStatus
 from app.config import LEARNER_FAULTS
 from app.run import tape
 from app.run.faults import FaultPlan, Planned, struck_faults
+from app.run.remote import patiently
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Striker:
 
     def recall(self) -> None:
         """Read from the tape what a supervisor before this one did."""
-        events = tape.read(self._spec.tape)[0]
+        events = patiently(lambda: tape.read(self._spec.tape))[0]
         self._struck = struck_faults(events)
         self._merging_since = next((event["at"] for event in events if event["kind"] == "merge"), None)
         faults = [event for event in events if event["kind"] == "fault"]
@@ -216,7 +217,7 @@ class Striker:
             self._send(event["node"], event["pid"], AFTERWARDS[event["fault"]])
 
     def _fill(self, node_id: str, pids: Sequence[int], full: bool) -> None:
-        self._try(fill_disk, node_id, str(self._spec.checkpoints), pids, full)
+        self._try(fill_disk, node_id, self._spec.checkpoints, pids, full)
 
     def _send(self, node_id: str, pid: int, number: signal.Signals) -> None:
         self._try(send_signal, node_id, pid, number)

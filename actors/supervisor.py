@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from actors.ending import conclude, final_evaluation
+from actors.ending import conclude, final_evaluation, patience_of
 from actors.evaluator import Evaluation, FinalResult
 from actors.fleet import Fleet
 from actors.learner import LearnerStatus
@@ -29,6 +29,7 @@ from actors.spec import EVALUATOR, LEDGER, RENDEZVOUS, SYNCER, RunSpec
 from actors.strike import Striker
 from actors.syncer_status import SyncerStatus
 from app.run import tape
+from app.run.remote import patiently
 from app.run.storage import open_store
 from app.run.summary import read_summary
 from app.run.watch import GiveUp, Lost, Replace, Watch
@@ -118,7 +119,7 @@ class Supervisor:
     def _run(self) -> None:
         try:
             if self._events("run_ended"):
-                self._summary = read_summary(open_store(str(self._spec.run_dir)))
+                self._summary = patiently(lambda: read_summary(open_store(self._spec.location)))
             else:
                 self._supervise()
         except Exception:
@@ -133,7 +134,7 @@ class Supervisor:
         """Unforeseen errors of this attempt by now: on disk, as neither this process nor the syncer may live on."""
         most = self._spec.config.supervisor.most_failures
         try:
-            store = open_store(str(self._spec.run_dir / FAILURES))
+            store = open_store(f"{self._spec.location}/{FAILURES}")
             count = len(store.names(self._attempt)) + 1
             store.write(f"{self._attempt}-{count}.txt", error.encode())
             return count
@@ -143,7 +144,7 @@ class Supervisor:
 
     def _events(self, kind: str) -> list[dict[str, Any]]:
         """Events of this attempt; other attempts of the run may be on the tape."""
-        events = tape.read(self._spec.tape)[0]
+        events = patiently(lambda: tape.read(self._spec.tape))[0]
         return [event for event in events if event["kind"] == kind and event["attempt"] == self._attempt]
 
     def _supervise(self) -> None:
@@ -278,6 +279,7 @@ class Supervisor:
             self._monitor.call("conclude")
             self._summary = conclude(self._spec, status, self._lookout.syncer, self._final)
             self._monitor.note("run_ended", attempt=self._attempt, status=status)
+            patiently(lambda: tape.assemble(self._spec.tape), patience_of(self._spec, status))
         except Exception:
             self._error = f"{self._error or ''}\n{traceback.format_exc()}".strip()
             _log.exception("the run could not be concluded")

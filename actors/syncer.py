@@ -47,7 +47,7 @@ from app.diloco.events import (
 )
 from app.diloco.messages import Consumed, Contribution, Hello, Payload, Reply, Report, Welcome
 from app.diloco.whole import is_contribution, is_hello, sender_of
-from app.run.tape import Tape
+from app.run import tape
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +57,14 @@ IDLE_TICK_S = 1.0
 """The machine looks at the time at least this often."""
 LEDGER_S = 5.0
 """A run that ends waits this long for its data ledger."""
+
+
+TELLING_S = 0.5
+"""What is noted is waited for so long to be readable; whoever notes it has other work to do."""
+SETTLED_S = 5.0
+"""A snapshot waits for so long for the tape to have all merges that it covers."""
+SAMPLES = ("learner", "syncer")
+"""Kinds of events that come all the time and that nothing depends on."""
 
 
 class Denied(RuntimeError):
@@ -74,7 +82,7 @@ class Syncer:
         faulthandler.register(HANG_SIGNAL, all_threads=True)
         torch.set_num_threads(1)
         self._spec = spec
-        self._tape = Tape(spec.tape)
+        tape.recover(spec.tape, spec.spool)
         self._traffic = Traffic()
         diloco = spec.config.diloco
         for codec in (diloco.codec_up, diloco.codec_down):
@@ -89,9 +97,10 @@ class Syncer:
         self._ticker: asyncio.Task[None] | None = None
         self._consumption = Consumption(spec, self._known)
         self._cuts = CutMaker(spec, self._feed, self._write, self._spawn, self._consumption)
-        self._publisher = Publisher(spec, self._feed, self._write, self._consumption.tell)
+        self._publisher = Publisher(spec, self._feed, self._write, self._consumption.tell, self._noted)
         self._protocol = self._publisher.protocol
         self._consumption.tell(self._protocol.books.consumed())
+        self._tape = tape.open_tape(spec.tape, self._protocol.epoch, spec.spool)
         versions = [fragment.version for fragment in self._protocol.fragments]
         epoch, dropped = self._protocol.epoch, self._publisher.dropped
         settings = dataclasses.asdict(diloco)
@@ -178,8 +187,13 @@ class Syncer:
         self._feed(Lost(learner, incarnation, reason))
 
     async def note(self, kind: str, fields: dict[str, Any]) -> None:
-        """Write somebody else's event to the tape; the syncer alone writes it."""
+        """Write somebody else's event to the tape; the syncer alone writes it.
+
+        On return others can read it, unless it is a sample or the tape is slow: a fault must not strike twice.
+        """
         self._write(kind, **fields)
+        if kind not in SAMPLES and not self._tape.written(0.0):
+            await asyncio.get_running_loop().run_in_executor(None, self._tape.written, TELLING_S)
 
     async def finish(self, reason: str, deadline_s: float) -> None:
         """End the run with a last round of all fragments; before it, where there are any, a last consistent cut."""
@@ -289,6 +303,10 @@ class Syncer:
     def _count_down(self, size: int, fragment: int) -> None:
         self._traffic.down += size
         self._traffic.down_fp32 += 4 * self._spec.layout.fragments[fragment].numel
+
+    def _noted(self) -> bool:
+        """Whether the tape has all that it was given, after a while at most."""
+        return self._tape.written(SETTLED_S)
 
     def _write(self, kind: str, **fields: Any) -> None:
         """A tape that can't be written costs events, never merges."""

@@ -125,7 +125,7 @@ class Worker:
     def _train(self) -> None:
         spec, config = self._spec, self._spec.config
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # what Ray sets aside for this learner
-        data = load(spec.data)
+        data = load(spec.fetch_data())
         model = build_model(config.model, data.manifest.vocab, config.data.seq_len, config.run.seed)
         loop = InnerLoop(model, self._pool.train)
         layout = build_layout(specs_of(model), config.diloco.fragments)

@@ -8,10 +8,10 @@ does not have what a replay needs.
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,13 @@ from app.diloco.job import Answer, MergeJob
 from app.diloco.messages import NO_PAYLOAD, Contained, Contribution, Report, Sender
 from app.diloco.settings import DilocoSettings
 from app.diloco.state import GlobalFragment
-from app.learning.data import load
+from app.learning.data import MANIFEST
 from app.learning.model import build_model
 from app.run import tape
-from app.run.folder import CONFIG, PAYLOADS, TAPE
+from app.run.folder import CONFIG, DATA, PAYLOADS, TAPE
 from app.run.payloads import PayloadStore
 from app.run.record import RecordDamaged
-from app.run.storage import open_store
+from app.run.storage import Store, open_store
 
 EXIT_DIFFERS, EXIT_UNUSABLE = 1, 2
 MERGES = ("merge", "merge_recovered")
@@ -51,20 +51,21 @@ class Difference:
 class Replay:
     """The fragments of one run, from version 0 on."""
 
-    def __init__(self, folder: Path):
-        """Raises Unusable."""
+    def __init__(self, location: str):
+        """`location`: the run folder's path or URL. Raises Unusable."""
         try:
-            config = from_yaml((folder / CONFIG).read_text())
-            self._payloads = PayloadStore(open_store(str(folder / PAYLOADS)))
+            store = open_store(location)
+            config = from_yaml(store.read(CONFIG).decode())
+            self._payloads = PayloadStore(open_store(f"{location}/{PAYLOADS}"))
             first = self._payloads.first()
-            self._layout = _layout(config, folder)
+            self._layout = _layout(config, store)
+            self._events = tape.read(f"{location}/{TAPE}")[0]
         except FileNotFoundError as error:
             raise Unusable(f"{error.filename or error} is missing: was it run with tape.payloads=true?") from error
-        except (ConfigError, RecordDamaged, ValueError, OSError) as error:
+        except (ConfigError, RecordDamaged, ValueError, KeyError, OSError, ImportError) as error:
             raise Unusable(str(error)) from error
         if first.meta.get("layout") != self._layout.hash:
             raise Unusable("the layout of the configuration's model is not that of the run")
-        self._events = tape.read(folder / TAPE)[0]
         self._settings = config.diloco
         self.fragments = [
             GlobalFragment.restored(p, 0, 0, _start(first.tensors, p), config.diloco)
@@ -152,8 +153,8 @@ def _start(tensors: dict[str, torch.Tensor], p: int) -> tuple[torch.Tensor, torc
     return theta, theta, tensors[f"{p}.momentum"], theta
 
 
-def _layout(config: Config, folder: Path) -> Layout:
-    vocab = load(folder / "data").manifest.vocab
+def _layout(config: Config, store: Store) -> Layout:
+    vocab = json.loads(store.read(f"{DATA}/{MANIFEST}"))["vocab"]
     model = build_model(config.model, vocab, config.data.seq_len, config.run.seed)
     return build_layout(specs_of(model), config.diloco.fragments)
 
@@ -169,7 +170,7 @@ def main(arguments: list[str]) -> int:
         return 0 if arguments in (["-h"], ["--help"]) else EXIT_UNUSABLE
     torch.set_num_threads(1)
     try:
-        replay = Replay(Path(arguments[0]))
+        replay = Replay(arguments[0].rstrip("/"))
         difference = replay.run()
     except Unusable as error:
         print(f"error: {error}", file=sys.stderr)

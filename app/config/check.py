@@ -6,11 +6,11 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from app.config.chaos import check_chaos
 from app.config.error import ConfigError
 from app.config.limits import check_limits, check_pass
+from app.config.location import check_location
 from app.config.pools import PoolConfig
 from app.config.rules import (
     above,
@@ -89,12 +89,7 @@ def _check_run(config: Config) -> None:
         raise ConfigError("run.name", name, "a name without slashes is needed")
     if config.run.dir == "":
         raise ConfigError("run.dir", "", "a folder or null is needed")
-    if "://" in config.run.path:
-        url = urlsplit(config.run.path)
-        if url.scheme != "file":
-            raise ConfigError("run.dir", config.run.path, "a folder is needed; other stores can't be used yet")
-        if url.netloc not in ("", "localhost"):
-            raise ConfigError("run.dir", config.run.path, "file:///absolute/path is needed")
+    check_location(config.run, config.chaos)
     one_of("run.resume", config.run.resume, RESUME_RULES)
     between("run.seed", config.run.seed, 0, 2**63 - 1)
     at_least("learners", config.learners, 1)

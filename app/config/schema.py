@@ -32,7 +32,11 @@ class RunConfig:
     name: str = "main"
     """Name of the run; also the name of its folder when `run.dir` is not given."""
     dir: str | None = None
-    """Folder that holds everything about the run; null means runs/<run.name>."""
+    """Folder that holds everything about the run, or its URL in a store (s3://bucket/folder); null means
+    runs/<run.name>."""
+    cache_dir: str | None = None
+    """Folder on each node for what needs a path when `run.dir` is a URL: the text's tokens, a model that is being
+    written, events on their way; null means ~/.cache/decoupled-diloco."""
     seed: int = 1
     """Seed of the first weights and of the order of the data."""
     resume: str = "never"

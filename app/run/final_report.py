@@ -79,7 +79,8 @@ def _places(ending: Ending) -> list[str]:
     root = ending.folder.rstrip("/")
     lines = [f"everything lies in {root}"]
     if ending.status == "completed":
-        lines.append(f"  model/         from_pretrained('{root}/model')")
+        taken = "copied to a folder, for from_pretrained" if "://" in root else f"from_pretrained('{root}/model')"
+        lines.append(f"  model/         {taken}")
     lines += [
         "  summary.json   the figures",
         "  events.jsonl   every event",

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
+import hashlib
 import json
 import os
 import re
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from app.config import Config, ConfigError, as_yaml, from_yaml
-from app.run.storage import Store, open_store
+from app.run.lease import Lease, Lock
+from app.run.mirror import is_complete
+from app.run.remote import RemoteStore
+from app.run.storage import Store, local_path, open_store
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
+DATA = "data"
+MODEL = "model"
 PAYLOADS = "payloads"
 TAPE = "events.jsonl"
 RUN = "run.json"
@@ -27,29 +32,6 @@ _RUN_ID = re.compile(r"[^/\\\x00-\x1f]{1,300}")
 """A name of a run, which has no slashes, and what makes it unique."""
 _FIXED = ("model", "data", "diloco.fragments", "run.seed")
 """Sections and keys that the checkpoint is built on."""
-
-
-class Lock:
-    """A lock on a folder of this machine, held until `release` or the death of the process."""
-
-    def __init__(self, folder: Path) -> None:
-        """Take the lock.
-
-        Raises:
-            BlockingIOError: another process holds it.
-        """
-        self._file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._file)
-            raise
-
-    def release(self) -> None:
-        """Give the lock back; a second time does nothing."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
 
 
 @dataclass(frozen=True)
@@ -66,20 +48,19 @@ class RunFolder:
     """Made once and kept with the checkpoints, so that a resumed run is the same run."""
     resumed: bool
     """There was a checkpoint, and the run goes on from it."""
-    lock: Lock | None
-    """None where the folder is not on this machine's file system."""
+    lock: Lock | Lease
+    """Held as long as this driver is at work."""
+    work_dir: Path
+    """The folder as a path of this machine; of a URL: where this machine keeps what needs a path."""
 
     @property
-    def local(self) -> Path:
-        """The folder as a path of this machine.
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine's file system."""
+        return local_path(self.location) is not None
 
-        Raises:
-            ValueError: it is a URL of some other store.
-        """
-        path = local_path(self.location)
-        if path is None:
-            raise ValueError(f"{self.location} is not a folder of this machine")
-        return path
+    def has_model(self) -> bool:
+        """Whether the trained model is there, whole."""
+        return (self.work_dir / MODEL).is_dir() if self.is_local else is_complete(self.store, MODEL)
 
     def keep(self, config: Config) -> None:
         """Write down the configuration and the run's id, once nothing can refuse the start any more."""
@@ -98,29 +79,32 @@ def _is_absolute(location: str) -> bool:
     return "://" in location or Path(location).expanduser().is_absolute()
 
 
-def local_path(location: str) -> Path | None:
-    """The absolute path of a location on this machine's file system, None for any other URL."""
-    if "://" not in location:
-        return Path(location).expanduser().absolute()
-    url = urlsplit(location)
-    return Path(unquote(url.path)) if url.scheme == "file" else None
+def work_dir_of(location: str, cache_dir: str | None) -> Path:
+    """Folder of this machine for what a run needs as files: the run folder itself, or of a URL one of `cache_dir`."""
+    path = local_path(location)
+    if path is not None:
+        return path
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "decoupled-diloco"
+    root = Path(cache_dir) if cache_dir is not None else default
+    return root.expanduser() / hashlib.sha256(location.encode()).hexdigest()[:16]
 
 
-def open_folder(config: Config) -> RunFolder:
-    """Make or reopen the run folder and take its lock. Nothing that was there is changed.
+def open_folder(config: Config, tell: Callable[[str], None] = lambda _: None) -> RunFolder:
+    """Make or reopen the run folder and take its lock. Nothing that was there is changed. `tell` hears of a wait.
 
     Raises:
         ConfigError: another driver runs in it; it holds a checkpoint and `run.resume` is never; it was started with
-            settings that can't change; it can't be made; it is relative, in a Ray job, which would lose it.
+            settings that can't change; it can't be made or is away; it is relative, in a Ray job, which would lose it.
     """
     if IN_JOB in os.environ and not _is_absolute(config.run.path):
-        raise ConfigError("run.dir", config.run.path, "in a Ray job an absolute path or a file:// URL is needed")
+        raise ConfigError("run.dir", config.run.path, "in a Ray job an absolute path or a URL is needed")
     path = local_path(config.run.path)
-    lock = _locked(config, path) if path is not None else None
-    location = str(path) if path is not None else config.run.path
-    store = open_store(location)
-    checkpoints = open_store(f"{location.rstrip('/')}/{CHECKPOINTS}")
+    location = str(path) if path is not None else _without_end(config.run.path)
+    lock: Lock | Lease | None = None
     try:
+        store = open_store(location)
+        checkpoints = open_store(f"{location}/{CHECKPOINTS}")
+        lock = _locked(path, store, tell)
         resumed = bool(checkpoints.names(""))
         if resumed:
             _check_resume(config, store)
@@ -128,10 +112,28 @@ def open_folder(config: Config) -> RunFolder:
     except BaseException as error:
         if lock is not None:
             lock.release()
-        if isinstance(error, OSError):
+        if isinstance(error, BlockingIOError):
+            raise ConfigError("run.dir", config.run.path, "another run is at work in it; one at a time") from None
+        if isinstance(error, ConfigError):
+            raise
+        if isinstance(error, OSError | ValueError | ImportError):
             raise ConfigError("run.dir", config.run.path, f"it can't be used: {error}") from error
         raise
-    return RunFolder(location, store, checkpoints, run_id, resumed, lock)
+    return RunFolder(location, store, checkpoints, run_id, resumed, lock, work_dir_of(location, config.run.cache_dir))
+
+
+def _without_end(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rstrip('/')}"
+
+
+def _locked(path: Path | None, store: Store, tell: Callable[[str], None]) -> Lock | Lease:
+    if path is not None:
+        path.mkdir(parents=True, exist_ok=True)
+        return Lock(path)
+    if isinstance(store, RemoteStore):
+        store.check_exclusive()
+    return Lease(store, tell=tell)
 
 
 def _run_id(checkpoints: Store, config: Config) -> str:
@@ -158,16 +160,6 @@ def _kept_config(store: Store, location: str) -> Config:
 
 def _damaged(location: str, name: str, why: object) -> ConfigError:
     return ConfigError("run.dir", location, f"{name} in it is damaged: {why}")
-
-
-def _locked(config: Config, path: Path) -> Lock:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        return Lock(path)
-    except BlockingIOError:
-        raise ConfigError("run.dir", config.run.path, "another run is at work in it; one at a time") from None
-    except OSError as error:
-        raise ConfigError("run.dir", config.run.path, f"it can't be used: {error}") from error
 
 
 def _check_resume(config: Config, store: Store) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import uuid
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from typing_extensions import override
@@ -40,16 +40,21 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def read(self, name: str) -> bytes:
-        """The bytes at `name`.
+    def read(self, name: str, start: int = 0) -> bytes:
+        """The bytes at `name`, from the byte `start` on, which must be there unless it is 0.
 
         Raises:
             FileNotFoundError: nothing is there.
         """
 
     @abstractmethod
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """All names that start with `prefix`, sorted, with their bytes. Half-written leftovers of a kill are not among
+        them."""
+
     def names(self, prefix: str) -> list[str]:
-        """All names that start with `prefix`, sorted. Half-written leftovers of a kill are not among them."""
+        """The names alone."""
+        return list(self.sizes(prefix))
 
     @abstractmethod
     def delete(self, name: str) -> None:
@@ -78,15 +83,31 @@ class Store(ABC):
             raise ValueError(f"it has {size:,} bytes, at most {MOST_TEXT_BYTES:,} are possible")
         return self.read(name).decode()
 
+    @abstractmethod
+    def put(self, name: str, path: Path) -> None:
+        """Put a file of this machine at `name`, as `write` does. A remote store does not read it into memory first."""
+
+    @abstractmethod
+    def get(self, name: str, path: Path) -> None:
+        """Put what is at `name` into a file of this machine, which may be left half written."""
+
 
 def open_store(location: str) -> Store:
     """The store at a local path, a `file://` URL or any other fsspec URL. Writing makes the folder."""
-    url = urlsplit(location)
-    if "://" not in location:
-        return LocalStore(Path(location))
-    if url.scheme == "file":
-        return LocalStore(Path(unquote(url.path)))
+    path = local_path(location)
+    if path is not None:
+        return LocalStore(path)
+    from app.run.remote import RemoteStore
+
     return RemoteStore(location)
+
+
+def local_path(location: str) -> Path | None:
+    """The absolute path of a location on this machine's file system, None for any other URL."""
+    if "://" not in location:
+        return Path(location).expanduser().absolute()
+    url = urlsplit(location)
+    return Path(unquote(url.path)) if url.scheme == "file" else None
 
 
 def remove_partials(folder: Path) -> None:
@@ -129,15 +150,23 @@ class LocalStore(Store):
             raise
 
     @override
-    def read(self, name: str) -> bytes:
-        return (self.root / name).read_bytes()
+    def read(self, name: str, start: int = 0) -> bytes:
+        with open(self.root / name, "rb") as file:
+            file.seek(start)
+            return file.read()
 
     @override
-    def names(self, prefix: str) -> list[str]:
+    def sizes(self, prefix: str) -> dict[str, int]:
         folder = self.root / PurePosixPath(prefix + "x").parent  # no need to walk what can't match
-        found = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(_TEMPORARY))
-        relative = (path.relative_to(self.root).as_posix() for path in found)
-        return sorted(name for name in relative if name.startswith(prefix))
+        found: dict[str, int] = {}
+        for path in folder.rglob("*"):
+            name = path.relative_to(self.root).as_posix()
+            if name.startswith(prefix) and not name.endswith(_TEMPORARY):
+                with suppress(FileNotFoundError):  # it was removed meanwhile
+                    state = path.stat()
+                    if stat.S_ISREG(state.st_mode):
+                        found[name] = state.st_size
+        return dict(sorted(found.items()))
 
     @override
     def delete(self, name: str) -> None:
@@ -151,61 +180,13 @@ class LocalStore(Store):
     def size(self, name: str) -> int:
         return (self.root / name).stat().st_size
 
-
-class RemoteStore(Store):
-    """A folder of an fsspec file system, for object stores whose single uploads are atomic and durable."""
-
-    def __init__(self, url: str) -> None:
-        from fsspec.core import url_to_fs
-
-        self._fs: Any
-        self._fs, root = url_to_fs(url)
-        self._root = str(root).rstrip("/")
-        self._folders: set[str] = set()
+    @override
+    def put(self, name: str, path: Path) -> None:
+        self.write(name, path.read_bytes())
 
     @override
-    def write(self, name: str, data: bytes) -> None:
-        self._fs.pipe_file(self._path(name, make_folder=True), data)
-
-    @override
-    def create(self, name: str, data: bytes) -> None:
-        path = self._path(name, make_folder=True)
-        # File systems without an exclusive upload ignore the mode, so look first as well.
-        if self._fs.exists(path):
-            raise FileExistsError(path)
-        self._fs.pipe_file(path, data, mode="create")
-
-    @override
-    def read(self, name: str) -> bytes:
-        return bytes(self._fs.cat_file(self._path(name)))
-
-    @override
-    def names(self, prefix: str) -> list[str]:
-        self._fs.invalidate_cache()
-        start = len(self._root) + 1
-        found = self._fs.find(str(PurePosixPath(self._path(prefix + "x")).parent))
-        return sorted(path[start:] for path in found if path[start:].startswith(prefix))
-
-    @override
-    def delete(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            self._fs.rm_file(self._path(name))
-
-    @override
-    def exists(self, name: str) -> bool:
-        return bool(self._fs.isfile(self._path(name)))
-
-    @override
-    def size(self, name: str) -> int:
-        return int(self._fs.size(self._path(name)))
-
-    def _path(self, name: str, *, make_folder: bool = False) -> str:
-        path = f"{self._root}/{name}"
-        folder = path.rpartition("/")[0]
-        if make_folder and folder not in self._folders:
-            self._fs.makedirs(folder, exist_ok=True)
-            self._folders.add(folder)
-        return path
+    def get(self, name: str, path: Path) -> None:
+        path.write_bytes(self.read(name))
 
 
 def _write_temporary(target: Path, data: bytes) -> Path:

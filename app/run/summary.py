@@ -9,8 +9,8 @@ from typing import Any
 
 from app.run.facts import STATUSES, LearnerFacts, RunFacts
 from app.run.figures import data_parallel_bytes, goodput, max_gap, participation, tokens_by_fate, uptime
+from app.run.lines import finite
 from app.run.storage import Store
-from app.run.tape import finite
 
 NAME = "summary.json"
 

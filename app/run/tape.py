@@ -1,124 +1,59 @@
-"""The event tape: `events.jsonl`, one JSON object per line, appended by one writer at a time."""
+"""The event tape, one JSON object per event, written by one process at a time.
+
+A tape is named by its path, `<run.dir>/events.jsonl`, or by the same URL in a store that can't append: there it lies in
+segments (`segments.py`), and the file itself is put together at the run's end.
+"""
 
 from __future__ import annotations
 
-import errno
-import json
-import math
-import os
-import threading
-import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
-WAITING = 10_000
-"""Events that are kept while the disk is full; of more, the oldest are lost."""
+from app.run.lines import parsed
+from app.run.remote import patiently
+from app.run.segments import SegmentFollower, Segments, SegmentTape, send_left_behind
+from app.run.storage import local_path
+from app.run.tape_file import FileFollower, Tape
+
+__all__ = ["Follower", "SegmentTape", "Tape", "assemble", "open_tape", "read", "recover"]
 
 
-class Tape:
-    """Appends events to a file of this machine. Any thread may write.
+def recover(location: str, spool: Path) -> None:
+    """Have everything on the tape that syncers before this one wrote on this machine. A store that is away is waited
+    for; a path needs nothing."""
+    if local_path(location) is None:
+        patiently(lambda: send_left_behind(Segments(location), spool))
 
-    Every event has `kind`, `at` (unix time, seconds) and `t` (seconds since the tape's first event). A line
-    that a kill cut short is closed when the tape is opened again, so that it spoils nothing after it.
-    """
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        size = os.fstat(self._file).st_size
-        self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
-        self._waiting: deque[bytes] = deque(maxlen=WAITING)
-        """Lines that could not be written."""
-        first = next(iter(read(path)[0]), None) if size else None
-        self._start: float | None = float(first["at"]) if first else None
-
-    def write(self, kind: str, **fields: Any) -> None:
-        """Add one event, of now unless `at` says when it was.
-
-        NaN and infinities become null, as JSON has no word for them.
-
-        Raises:
-            TypeError: a field that JSON can't hold.
-            OSError: the disk is full or gone; the event is kept and written before the next one.
-        """
-        at = fields.pop("at", None) or time.time()
-        with self._lock:
-            self._start = at if self._start is None else self._start
-            event = {"kind": kind, "at": at, "t": at - self._start, **fields}
-            self._waiting.append((json.dumps(finite(event), allow_nan=False) + "\n").encode())
-            while self._waiting:
-                self._put(self._waiting[0])
-                self._waiting.popleft()
-
-    def _put(self, line: bytes) -> None:
-        if self._torn:
-            line = b"\n" + line
-        written = os.write(self._file, line)
-        if written < len(line):
-            self._torn = True
-            raise OSError(errno.ENOSPC, "an event was cut short")
-        self._torn = False
-
-    def close(self) -> None:
-        """Give the file back."""
-        os.close(self._file)
+def open_tape(location: str, epoch: int, spool: Path) -> Tape | SegmentTape:
+    """The tape at a path or URL, for the syncer of this epoch. `spool`: a folder of this machine for what a store does
+    not have yet; not used for a path."""
+    path = local_path(location)
+    return SegmentTape(Segments(location), epoch, spool) if path is None else Tape(path)
 
 
 class Follower:
     """Reads what is added to a tape, each event once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, location: str | Path) -> None:
         """Start at the tape's present end; it may not exist yet."""
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        path = local_path(str(location))
+        self._from = SegmentFollower(Segments(str(location))) if path is None else FileFollower(path)
 
     def fresh(self) -> list[dict[str, Any]]:
-        """Events whose lines were completed since the last call."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            lines = file.read()
-        whole = lines[: lines.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return _parse(whole)[0]
+        """Events that were completed since the last call."""
+        return self._from.fresh()
 
 
-def read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """All whole events of a tape (none where there is no file yet), oldest first, and the number of torn lines."""
-    return _parse(path.read_bytes()) if path.exists() else ([], 0)
+def read(location: str | Path) -> tuple[list[dict[str, Any]], int]:
+    """All whole events of a tape (none where there is no tape yet), oldest first, and the number of torn lines."""
+    path = local_path(str(location))
+    if path is None:
+        return parsed(Segments(str(location)).joined())
+    return parsed(path.read_bytes()) if path.exists() else ([], 0)
 
 
-def _parse(lines: bytes) -> tuple[list[dict[str, Any]], int]:
-    events: list[dict[str, Any]] = []
-    torn = 0
-    for line in lines.splitlines():
-        if not line.strip():
-            continue
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            torn += 1
-            continue
-        if isinstance(event, dict) and isinstance(event.get("kind"), str) and _is_time(event.get("at")):
-            events.append(event)
-        else:
-            torn += 1
-    return events, torn
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def finite(value: Any) -> Any:
-    """The value with null for every NaN and infinity in it: JSON has no word for them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
+def assemble(location: str) -> None:
+    """Have the tape as one file too, where it lies in segments."""
+    if local_path(location) is None:
+        Segments(location).assemble()

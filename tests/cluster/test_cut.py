@@ -43,7 +43,7 @@ def test_a_run_goes_back_to_a_cut_and_goes_on_as_if_nothing_had_been(start):
     parts = {name: cuts.part(cut, name).meta["replica"] for name in learners}
     assert len({name.split("/")[1] for name in run.folder.checkpoints.names(FOLDER)}) <= 3  # two, and one under way
 
-    again = LiveRun(run.folder.local, ["learners=2", *CUTS, "run.resume=cut"])
+    again = LiveRun(run.folder.work_dir, ["learners=2", *CUTS, "run.resume=cut"])
     try:
         started = wait_for("its syncer is back", lambda: again.events("syncer_started")[1:])[-1]
         assert started["versions"] == [fragment["version"] for fragment in syncer["fragments"]]
@@ -82,7 +82,7 @@ def test_a_resumed_run_takes_optimizer_state_from_the_cut_whatever_its_number_of
     last = whole(run)[-1]
     assert [e["at"] for e in run.events("cut")][-1] > run.events("finish")[0]["at"] - 60
     run.folder.lock.release()
-    again = LiveRun(run.folder.local, [f"learners={learners}", *CUTS, "run.resume=auto"])
+    again = LiveRun(run.folder.work_dir, [f"learners={learners}", *CUTS, "run.resume=auto"])
     try:
         started = wait_for("its syncer is back", lambda: again.events("syncer_started")[1:])[-1]
         assert sum(started["versions"]) >= stopped["merges"]
@@ -104,5 +104,5 @@ def test_without_a_cut_there_is_nothing_to_go_back_to(start):
     killed(run)
     before = json.dumps(sorted(run.folder.checkpoints.names("")))
     with pytest.raises(ConfigError, match=r"run\.resume=cut is refused: .*there is no consistent cut"):
-        LiveRun(run.folder.local, ["learners=2", "run.resume=cut"])
+        LiveRun(run.folder.work_dir, ["learners=2", "run.resume=cut"])
     assert json.dumps(sorted(run.folder.checkpoints.names(""))) == before

@@ -57,7 +57,7 @@ def test_a_frozen_evaluator_holds_up_neither_a_stop_nor_the_end(start):
     summary = run.wait_done()
     assert summary["status"] == "completed"
     assert summary["eval_loss_final"] < summary["eval_loss_first"]
-    assert (run.spec.run_dir / "model" / "config.json").is_file()
+    assert (run.spec.work_dir / "model" / "config.json").is_file()
 
 
 @pytest.mark.slow

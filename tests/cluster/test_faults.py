@@ -169,7 +169,7 @@ def test_a_frozen_ledger_is_replaced_and_nobody_is_blamed_for_it(run):
 
 def test_a_killed_ledger_costs_nothing(run):
     steps = run.learner("learner-0").steps
-    pid, state = run.call(LEDGER, "pid"), run.spec.checkpoints / STATE
+    pid, state = run.call(LEDGER, "pid"), run.spec.work_dir / "checkpoints" / STATE
     kill(pid)
     written = state.stat().st_mtime  # it writes before it answers: until it writes again it is away
     without_ledger = steps_until(run, lambda: (now := state.stat().st_mtime) > written and now)

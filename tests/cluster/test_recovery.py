@@ -45,7 +45,7 @@ def test_moments_come_from_the_learner_with_the_most_steps_or_the_next_when_it_d
 def test_moments_from_the_own_checkpoint_unless_it_is_damaged(start):
     run = start("train.recovery=checkpoint", "train.moments_every_s=0.2", *OFTEN)
     run.wait_training()
-    path = run.spec.checkpoints / "learners" / "learner-1.safetensors"
+    path = run.spec.work_dir / "checkpoints" / "learners" / "learner-1.safetensors"
     wait_for("it is written", path.exists)
     victim = run.learner("learner-1")
     kill(victim.pid)

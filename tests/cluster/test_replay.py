@@ -32,7 +32,7 @@ def test_every_version_is_computed_again_and_a_difference_is_named(start, codec,
     kill(run.syncer().pid)
     wait_for("the syncer is back", lambda: (s := run.status(SYNCER)) and s.epoch > 2)
     summary = run.wait_done()
-    folder = run.spec.run_dir
+    folder = run.spec.work_dir
     found = subprocess.run([sys.executable, "-m", "app.replay", folder], cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr + found.stdout
     assert found.stdout.startswith(f"{summary['merges']} versions of 2 fragments are equal; ")
@@ -55,7 +55,7 @@ def test_every_version_is_computed_again_and_a_difference_is_named(start, codec,
 def test_a_folder_without_what_is_needed_is_refused_in_one_line(start, tmp_path, replay):
     run = start("train.tokens=20000")
     run.wait_done()
-    for folder in (run.spec.run_dir, tmp_path / "nowhere"):
+    for folder in (run.spec.work_dir, tmp_path / "nowhere"):
         code, out, err = replay(folder)
         assert (code, out) == (2, "")
         assert len(err.splitlines()) == 1

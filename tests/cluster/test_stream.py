@@ -39,7 +39,7 @@ def test_a_stream_goes_on_after_deaths_and_no_sample_is_lost_or_used_twice(start
     kill(pid)
     wait_for("another ledger answers", lambda: (new := run.try_call(LEDGER, "pid")) and new != pid)
     run.wait_training()
-    state = run.spec.checkpoints / STATE
+    state = run.spec.work_dir / "checkpoints" / STATE
     wait_for("it is in the third epoch", lambda: json.loads(state.read_text())["stream"]["next"]["epoch"] >= 2)
     summary = run.finish()
     assert_every_sample_has_one_place(run, summary)

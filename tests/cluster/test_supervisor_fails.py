@@ -16,12 +16,13 @@ def test_a_supervisor_that_always_fails_gives_up_and_ends_the_run(cluster, tmp_p
     try:
         run.wait_training()
         actors = [psutil.Process(pid) for pid in run.pids()]
-        run.spec.tape.rename(tmp_path / "events.jsonl")
-        run.spec.tape.mkdir()  # it reads the tape when it starts
+        tape = run.spec.work_dir / "events.jsonl"
+        tape.rename(tmp_path / "events.jsonl")
+        tape.mkdir()  # it reads the tape when it starts
         kill(run.call(SUPERVISOR, "pid"))
         status = wait_for("the run has ended", lambda: (s := run.status(SUPERVISOR)) and s.phase == "done" and s, 150.0)
         assert "IsADirectoryError" in status.error
-        failures = sorted(path.name for path in (run.spec.run_dir / "failures").iterdir())
+        failures = sorted(path.name for path in (run.spec.work_dir / "failures").iterdir())
         assert len(failures) == run.config.supervisor.most_failures
         wait_for("its learners and services are gone", lambda: all(map(gone, actors)))
     finally:

@@ -32,7 +32,7 @@ def wait_phase(run, wanted):
 
 
 def summary_file(run):
-    path = run.spec.run_dir / "summary.json"
+    path = run.spec.work_dir / "summary.json"
     return path.read_bytes(), path.stat().st_mtime_ns
 
 
@@ -46,7 +46,7 @@ def check_completed(run, summary):
     assert work["processed"] == work["merged"] + sum(work["discarded"].values())
     assert {event["incarnation"] for event in run.events("join")} == {1}  # no learner was started twice
     assert len({event["at"] for event in run.events("run_ended")}) == 1
-    assert (run.spec.run_dir / "model" / "model.safetensors").is_file()
+    assert (run.spec.work_dir / "model" / "model.safetensors").is_file()
     wait_for("nothing is left in the cluster", lambda: not remains(run.spec))
 
 
@@ -65,7 +65,7 @@ def test_killed_while_it_ends_the_run_is_evaluated_exported_and_concluded(start)
     run = start("train.tokens=6000")  # reached before the evaluator's process is up: the end takes a while
     wait_phase(run, "ending")
     is_back = kill_supervisor(run)
-    assert not (run.spec.run_dir / "summary.json").exists(), "too late to test this"
+    assert not (run.spec.work_dir / "summary.json").exists(), "too late to test this"
     pid = is_back()
     assert psutil.pid_exists(pid)
     check_completed(run, run.wait_done())

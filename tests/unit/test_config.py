@@ -153,7 +153,17 @@ REFUSED = [
     (["diloco.merge=median"], "diloco.merge=median", "rda, mean"),
     (["diloco.guard_z=-1"], "diloco.guard_z=-1", "at least 0"),
     (["supervisor.silent_s=0"], "supervisor.silent_s=0", "more than 0"),
-    (["run.dir=s3://bucket/run"], "run.dir=s3://bucket/run", "a folder is needed"),
+    (["run.dir=memory://run"], "run.dir=memory://run", "a store that all processes see is needed"),
+    (["run.dir=local:///tmp/run"], "run.dir=local:///tmp/run", "a store that all processes see is needed"),
+    (["run.dir=s4://bucket/run"], "run.dir=s4://bucket/run", "the URL of a store that fsspec knows is needed"),
+    (["run.dir=simplecache::s3://bucket/run"], "run.dir=simplecache::s3://bucket/run", "a store that all"),
+    (["run.cache_dir=cache"], "run.cache_dir=cache", "an absolute path or null"),
+    (["run.dir=s3://bucket/run", "chaos.rates.fill_disk=1"], "chaos.rates.fill_disk=1", "0 is needed when run.dir"),
+    (
+        ["run.dir=s3://bucket/run", "chaos.faults=[{kind: fill_disk, at: 0.5}]"],
+        "chaos.faults[0].kind=fill_disk",
+        "run.dir as a folder",
+    ),
     (["run.dir=file://runs/x"], "run.dir=file://runs/x", "file:///absolute/path"),
 ]
 

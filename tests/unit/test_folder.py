@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from app.config import Config, ConfigError, from_yaml, load
-from app.run.folder import open_folder
+from app.run.folder import open_folder, work_dir_of
 from app.run.journal import Journal
+from app.run.mirror import upload
+from app.run.storage import open_store
+from tests.s3 import S3Server
 
 
 def config_for(folder: object, *overrides: str) -> Config:
@@ -33,7 +35,7 @@ def test_a_new_folder(tmp_path: Path) -> None:
     config = config_for(tmp_path / "a" / "b")
     folder = open_folder(config)
     assert not folder.resumed
-    assert folder.local == tmp_path / "a" / "b"
+    assert folder.work_dir == tmp_path / "a" / "b"
     assert folder / "model" == f"{tmp_path}/a/b/model"
     assert not (tmp_path / "a/b/config.yaml").exists()  # the start may still be refused
     folder.keep(config)
@@ -53,11 +55,11 @@ def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.
 def test_a_job_needs_an_absolute_folder(override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    with pytest.raises(ConfigError, match=r"^run\.dir=.*trial is refused: .* absolute path or a file:// URL"):
+    with pytest.raises(ConfigError, match=r"^run\.dir=.*trial is refused: .* absolute path or a URL"):
         open_folder(load([override]))
     assert not list(tmp_path.iterdir())
     for location in (str(tmp_path / "a"), (tmp_path / "b c").as_uri()):
-        assert open_folder(load([f"run.dir='{location}'"])).local.parent == tmp_path
+        assert open_folder(load([f"run.dir='{location}'"])).work_dir.parent == tmp_path
     assert (tmp_path / "b c").is_dir()
 
 
@@ -133,18 +135,71 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
         open_folder(config_for(tmp_path / "file"))
 
 
-def test_the_folder_of_a_url_needs_no_lock(tmp_path: Path) -> None:
-    config = config_for(tmp_path)
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir="memory://folder-test/run"))
-    try:
-        with_checkpoint(config)
-        with pytest.raises(ConfigError, match=r"run\.resume=auto"):
-            open_folder(config)
-        again = dataclasses.replace(config, run=dataclasses.replace(config.run, resume="auto"))
-        folder = open_folder(again)
-        assert folder.resumed
-        assert folder.lock is None
-        with pytest.raises(ValueError, match="not a folder of this machine"):
-            _ = folder.local
-    finally:
-        fsspec.filesystem("memory").rm("/folder-test", recursive=True)
+def at(location: str, **run: object) -> Config:
+    """A configuration whose folder is in any store, also one that `load` would refuse."""
+    config = load([])
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, dir=location, **run))
+
+
+def test_a_folder_in_a_store_is_held_refused_and_resumed_as_any(far_location: str, tmp_path: Path) -> None:
+    config = at(far_location, cache_dir=str(tmp_path))
+    with_checkpoint(config)
+    names = open_store(far_location).names("checkpoints/")
+    with pytest.raises(ConfigError, match=r"run\.resume=auto"):
+        open_folder(config)
+    assert open_store(far_location).names("checkpoints/") == names
+    told: list[str] = []
+    again = at(far_location, cache_dir=str(tmp_path), resume="auto")
+    folder = open_folder(again, told.append)
+    assert told == []  # what was refused gave the lease back
+    assert folder.resumed
+    assert not folder.is_local
+    assert folder.work_dir.parent == tmp_path
+    with pytest.raises(ConfigError, match="another run is at work"):
+        open_folder(again, told.append)
+    assert len(told) == 1
+    folder.lock.release()
+
+
+def test_two_folders_of_a_store_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    one, two = work_dir_of("s3://bucket/one", None), work_dir_of("s3://bucket/two", None)
+    assert one != two
+    assert one.parent == two.parent == tmp_path / "decoupled-diloco"
+    assert work_dir_of("s3://bucket/one", "/elsewhere").parent == Path("/elsewhere")
+    assert work_dir_of("/runs/one", "/elsewhere") == Path("/runs/one")
+
+
+def test_a_model_in_a_store_is_there_once_it_is_whole(far_location: str, tmp_path: Path) -> None:
+    folder = open_folder(at(far_location, cache_dir=str(tmp_path)))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    folder.store.write("model/config.json", b"{}")
+    assert not folder.has_model()
+    upload(tmp_path / "model", folder.store, "model")
+    assert folder.has_model()
+    folder.lock.release()
+
+
+@pytest.mark.parametrize("url", ["s3://no-such-bucket/run", "s3://", "http://127.0.0.1:9/run"])
+def test_a_store_that_cannot_be_used_is_refused_in_one_line(url: str, s3: S3Server) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        open_folder(at(url))
+    assert str(refusal.value).startswith(f"run.dir={url} is refused: it can't be used: ")
+
+
+def test_a_store_that_is_away_is_refused(s3_location: str, s3: S3Server) -> None:
+    with s3.away(), pytest.raises(ConfigError, match=r"it can't be used: .*connect"):
+        open_folder(at(s3_location))
+
+
+def test_a_store_where_two_may_create_one_name_is_refused(s3_location: str, s3: S3Server) -> None:
+    s3.careless = True
+    with pytest.raises(ConfigError, match="not safe there"):
+        open_folder(at(s3_location))
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ConfigError, match="gcsfs"):
+        open_folder(at("gs://bucket/run"))

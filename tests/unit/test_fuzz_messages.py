@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from app.diloco.events import Arrived, Reported
 from app.diloco.messages import Contribution
 from app.diloco.pace import FREE_STEPS
-from app.run.tape import finite
+from app.run.lines import finite
 from tests.fuzz import anything, arrays, efforts
 from tests.unit.tiny import Hand
 

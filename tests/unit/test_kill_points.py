@@ -61,7 +61,7 @@ class OnDisk(Hand):
 
     def __init__(self, folder: Path, saw: Callable[[str, int, int], None] = lambda *_: None):
         config = warm()
-        spec = RunSpec(RUN, config, folder, tiny_layout(config.diloco.fragments), 1000)
+        spec = RunSpec(RUN, config, str(folder), tiny_layout(config.diloco.fragments), 1000)
         self.saw = saw
         self.loop = asyncio.new_event_loop()
         super().__init__()
@@ -226,3 +226,20 @@ def test_a_kill_at_any_point_loses_nothing_that_was_seen(tmp_path: Path) -> None
     of_kinds = ("fsync", "link /journal/", "replace /snapshot-", "replace /latest.json", "unlink /journal/0")
     for what in (*of_kinds, "unlink /snapshot-", "offer to a", "offer to b"):
         assert what in points, points
+
+
+def test_no_record_goes_before_the_tape_has_its_merge(tmp_path: Path) -> None:
+    """Else a machine that is lost with the newest events takes with it all that tells of them."""
+    begin(tmp_path)
+    journal, kept = LocalStore(tmp_path / "checkpoints"), []
+
+    def body() -> None:
+        hand = OnDisk(tmp_path)
+        hand.publisher._noted = lambda: False
+        hand.moves(MOVES, lambda: kept.append(len(journal.names("journal/"))))
+        assert kept == sorted(kept)
+        assert journal.names("snapshot-") == ["snapshot-000000000001.safetensors"]
+        OnDisk(tmp_path).moves(MOVES, lambda: None)
+        assert len(journal.names("journal/")) < kept[-1]
+
+    assert in_child(body) == 0

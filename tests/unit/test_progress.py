@@ -24,7 +24,7 @@ def spec(folder: Path) -> RunSpec:
         data=DataConfig(seq_len=8),
     )
     layout = build_layout([TensorSpec("w", (4,), embedding_like=False)], 1)
-    return RunSpec("run", config, folder, layout, samples=100)
+    return RunSpec("run", config, str(folder), layout, samples=100)
 
 
 def learner(**fields: Any) -> LearnerStatus:
@@ -183,7 +183,7 @@ def test_nobody_is_paused_before_anybody_has_joined(tmp_path: Path) -> None:
 
 
 def tell(run: RunSpec, *events: dict[str, Any]) -> None:
-    with run.tape.open("a") as file:
+    with Path(run.tape).open("a") as file:
         file.writelines(json.dumps({"at": 1.0, **event}) + "\n" for event in events)
 
 
@@ -241,7 +241,7 @@ def test_news_are_told_once(tmp_path: Path) -> None:
     run = spec(tmp_path)
     assert Progress(run, attached=False).news(status()) == []  # no tape yet
     old = [{"kind": "leave", "at": 1.0, "learner": "learner-0", "incarnation": 1, "reason": "died"}]
-    run.tape.write_text("".join(json.dumps(event) + "\n" for event in old))
+    Path(run.tape).write_text("".join(json.dumps(event) + "\n" for event in old))
     progress = Progress(run, attached=False)
     assert progress.news(status()) == []  # of before this driver
     new = [
@@ -256,7 +256,7 @@ def test_news_are_told_once(tmp_path: Path) -> None:
         {"kind": "paused", "at": 6.0, "live": 1},
         {"kind": "journal_failed", "at": 7.0, "error": "disk full"},
     ]
-    with run.tape.open("a") as file:
+    with Path(run.tape).open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in new)
     assert progress.news(status()) == [
         "fault: kill of learner-1 (pid 77)",

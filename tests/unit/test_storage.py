@@ -7,29 +7,27 @@ import resource
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-import fsspec
 import pytest
 
-from app.run.storage import LocalStore, RemoteStore, Store, open_store, remove_partials
+from app.run.remote import RemoteStore
+from app.run.storage import LocalStore, Store, open_store, remove_partials
 
 
-@pytest.fixture(params=["local", "file-url", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "local":
-        yield open_store(str(tmp_path / "new" / "folder"))
-    elif request.param == "file-url":
-        yield open_store(f"file://{tmp_path}/with%20space")
-    else:
-        yield open_store("memory://bucket/run")
-        fsspec.filesystem("memory").rm("/bucket", recursive=True)
+@pytest.fixture
+def store(location: str) -> Store:
+    return open_store(location)
 
 
 def test_open_store_picks_the_kind(tmp_path: Path) -> None:
     assert isinstance(open_store(str(tmp_path)), LocalStore)
-    assert isinstance(open_store(f"file://{tmp_path}"), LocalStore)
+    url = open_store(f"file://{tmp_path}/with%20space")
+    assert isinstance(url, LocalStore)
+    assert url.root == tmp_path / "with space"
     assert isinstance(open_store("memory://x"), RemoteStore)
 
 
@@ -61,6 +59,70 @@ def test_names_are_sorted_and_filtered(store: Store) -> None:
     assert store.names("snapshot-") == ["snapshot-1"]
     assert store.names("journal/1") == ["journal/1", "journal/10"]
     assert len(store.names("")) == 5
+
+
+def test_sizes_follow_what_is_written(store: Store) -> None:
+    assert store.sizes("") == {}
+    store.write("a/one", b"1")
+    store.write("a/two", b"22")
+    assert store.sizes("a/") == {"a/one": 1, "a/two": 2}
+    store.write("a/one", b"111")
+    assert store.sizes("a/") == {"a/one": 3, "a/two": 2}
+
+
+def test_a_name_is_read_from_a_byte_on(store: Store) -> None:
+    store.write("a", b"0123456789")
+    assert [store.read("a", start) for start in (0, 1, 9)] == [b"0123456789", b"123456789", b"9"]
+
+
+def test_files_go_in_and_come_out(store: Store, tmp_path: Path) -> None:
+    data = os.urandom(100_000)
+    (tmp_path / "in").write_bytes(data)
+    store.put("folder/file", tmp_path / "in")
+    assert store.read("folder/file") == data
+    store.get("folder/file", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == data
+    with pytest.raises(FileNotFoundError):
+        store.get("folder/other", tmp_path / "out")
+
+
+def test_a_folder_is_not_a_blob(store: Store) -> None:
+    store.write("a/b/c", b"1")
+    assert not store.exists("a/b")
+    assert not store.exists("a/b/d")
+
+
+def test_another_store_of_the_same_place_sees_it_at_once(location: str) -> None:
+    one, two = open_store(location), open_store(location)
+    assert two.names("") == []
+    assert not two.exists("a")
+    one.write("a", b"1")
+    assert two.exists("a")
+    assert two.names("") == ["a"]
+    one.delete("a")
+    assert not two.exists("a")
+    assert two.names("") == []
+
+
+def test_of_many_that_create_a_name_one_does(busy_location: str) -> None:
+    """Each with a store of its own, all at once."""
+    made: list[int] = []
+    start = threading.Barrier(8)
+
+    def create(i: int) -> None:
+        store = open_store(busy_location)
+        start.wait()
+        with suppress(FileExistsError):
+            store.create("taken", bytes([i]))
+            made.append(i)
+
+    threads = [threading.Thread(target=create, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert open_store(busy_location).read("taken") == bytes(made)
 
 
 def test_leftovers_of_a_kill_are_not_listed(tmp_path: Path) -> None:
