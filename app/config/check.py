@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 from app.config.chaos import check_chaos
 from app.config.error import ConfigError
@@ -18,14 +17,11 @@ from app.config.rules import (
     between,
     int_range,
     one_of,
-    open_interval,
     share_below_one,
     whole_above_one,
 )
 from app.config.schema import (
     ALGORITHMS,
-    DATA_SOURCES,
-    MODEL_NAMES,
     OPTIMIZERS,
     PRECISIONS,
     RECOVERIES,
@@ -34,6 +30,7 @@ from app.config.schema import (
     TRACKING_MODES,
     Config,
 )
+from app.config.sources import check_data, check_model
 from app.diloco.settings import (
     ADOPTIONS,
     CODEC_BLOCKS,
@@ -54,8 +51,8 @@ def check(config: Config) -> None:
     _check_finite(config)
     check_limits(_leaves(config, ""))
     _check_run(config)
-    _check_model(config)
-    _check_data(config)
+    check_model(config)
+    check_data(config)
     _check_train(config)
     _check_algo(config)
     _check_pools(config)
@@ -93,52 +90,6 @@ def _check_run(config: Config) -> None:
     one_of("run.resume", config.run.resume, RESUME_RULES)
     between("run.seed", config.run.seed, 0, 2**63 - 1)
     at_least("learners", config.learners, 1)
-
-
-def _check_model(config: Config) -> None:
-    model = config.model
-    one_of("model.name", model.name, MODEL_NAMES)
-    if model.name == "hf":
-        if not model.path:
-            raise ConfigError("model.path", model.path, "a model folder or a hub name is needed when model.name=hf")
-        _local_exists("model.path", model.path)
-        return
-    for key in ("hidden", "layers", "heads", "intermediate"):
-        at_least(f"model.{key}", getattr(model, key), 1)
-    if model.hidden % (2 * model.heads) != 0:
-        allowed = f"a multiple of {2 * model.heads} is needed (2 × model.heads={model.heads}: even width of a head)"
-        raise ConfigError("model.hidden", model.hidden, allowed)
-
-
-def _check_data(config: Config) -> None:
-    data = config.data
-    one_of("data.source", data.source, DATA_SOURCES)
-    if data.source == "files":
-        if not data.path:
-            raise ConfigError("data.path", data.path, "a file or folder is needed when data.source=files")
-        if "://" not in data.path and not Path(data.path).expanduser().exists():
-            raise ConfigError("data.path", data.path, "no such file or folder")
-    if not data.split:
-        raise ConfigError("data.split", "", "the name of a split is needed")
-    if data.source == "hub" and not data.hub_name:
-        raise ConfigError("data.hub_name", data.hub_name, "the name of a data set is needed when data.source=hub")
-    if data.tokenizer not in ("train", "bytes"):
-        _local_exists("data.tokenizer", data.tokenizer)
-    if data.tokenizer == "train":
-        at_least("data.vocab", data.vocab, 257)
-    at_least("data.seq_len", data.seq_len, 2)
-    open_interval("data.heldout_share", data.heldout_share, 0.0, 1.0)
-    at_least("data.block_samples", data.block_samples, 1)
-    at_least("data.leases_ahead", data.leases_ahead, 1)
-    at_least("data.eval_samples", data.eval_samples, 1)
-    if data.max_bytes is not None:
-        at_least("data.max_bytes", data.max_bytes, 1)
-    at_least("data.stream_head", data.stream_head, 2)
-    at_least("data.stream_patience_s", data.stream_patience_s, 0.0)
-    if data.streaming and data.source == "stdlib":
-        raise ConfigError("data.streaming", True, "only with data.source=files or data.source=hub")
-    if data.streaming and data.max_bytes is not None:
-        raise ConfigError("data.max_bytes", data.max_bytes, "null where data.streaming is true")
 
 
 def _check_train(config: Config) -> None:
@@ -304,10 +255,3 @@ def _leaves(node: object, key: str) -> Iterator[tuple[str, object]]:
             yield from _leaves(item, f"{key}[{i}]")
     else:
         yield key, node
-
-
-def _local_exists(key: str, path: str) -> None:
-    """Refuse a missing local path. Anything that is not clearly a path is taken for a hub name."""
-    looks_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
-    if looks_local and "://" not in path and not Path(path).expanduser().exists():
-        raise ConfigError(key, path, "no such file or folder")

@@ -12,7 +12,7 @@ import pytest
 
 from actors.ledger import STATE
 from actors.spec import LEDGER
-from tests.cluster.audit import processes
+from tests.cluster.audit import assert_every_sample_has_one_place, processes
 from tests.cluster.harness import LiveRun, kill, wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -118,11 +118,11 @@ def test_a_full_disk_pauses_merges_not_steps(run, full):
 
 def test_a_ledger_that_cannot_write_its_state_leases_on(run, full):
     state = full.folder / STATE
-    before = state.stat().st_mtime_ns, json.loads(state.read_text())["next_id"]
+    before = state.stat().st_mtime_ns, json.loads(state.read_text())["book"]["next_id"]
     wait_steps(run, STEPS, full)
     assert state.stat().st_mtime_ns == before[0]  # it could not be written
     check_merging_again(run, full.free())
-    wait_for("its state is written", lambda: json.loads(state.read_text())["next_id"] > before[1])
+    wait_for("its state is written", lambda: json.loads(state.read_text())["book"]["next_id"] > before[1])
     pid = run.call(LEDGER, "pid")
     kill(pid)
     wait_for("the ledger is back", lambda: (new := run.try_call(LEDGER, "pid")) and new != pid)
@@ -150,5 +150,6 @@ def test_the_run_ends_balanced(run):
     work = summary["work"]
     assert work["outstanding"] == 0
     assert work["processed"] == work["merged"] + sum(work["discarded"].values())
+    assert_every_sample_has_one_place(run, summary)
     assert {learner["incarnations"] for learner in summary["learners"].values()} == {1}
     assert summary["syncer"]["incarnations"] == 2
