@@ -20,7 +20,7 @@ def test_every_test_that_a_page_names_exists(page):
 
 
 def test_the_page_of_failures_names_tests_for_every_kind_of_fault():
-    rows = [line for line in (ROOT / "docs" / "failures.md").read_text().splitlines() if line.startswith("| ")]
-    bodies = [line for line in rows if not line.startswith("| fault")]
+    faults = (ROOT / "docs" / "failures.md").read_text().split("## What optimizer state")[0]
+    bodies = [line for line in faults.splitlines() if line.startswith("| ") and not line.startswith("| fault")]
     assert len(bodies) > 25
     assert all(TEST.search(line) for line in bodies)
