@@ -35,6 +35,8 @@ class Service:
     """The process has not answered yet."""
     lost: Any = None
     """The last answer of a process that was found to be gone, until somebody takes note of it."""
+    lost_s: float = 0.0
+    """Seconds from that answer until the process was found to be gone."""
     heard: float = field(default_factory=time.monotonic)
     """When it answered, or was found, made or ended."""
 
@@ -50,7 +52,7 @@ class Service:
     def gone(self) -> None:
         """Its process is not there. Found again and again while the next one starts."""
         if not self.starting:
-            self.lost = self.answer
+            self.lost, self.lost_s = self.answer, self.silent_s
             self.restart()
 
     def restart(self) -> None:

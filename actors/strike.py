@@ -173,13 +173,14 @@ class Striker:
         kind = planned.fault.kind
         name = LEDGER if kind == "kill_ledger" else SYNCER
         struck = {event["target"] for event in self._lasting}
-        if not self._lookout.well(name) or name in struck or DISK in struck:
+        well = self._lookout.leads if name == SYNCER else self._lookout.well(LEDGER)
+        if not well or name in struck or DISK in struck:
             return
-        answer = self._lookout.services[name].answer
+        answer: Any = self._lookout.syncer if name == SYNCER else self._lookout.services[LEDGER].answer
         incarnation = answer.epoch if name == SYNCER else 0
         if kind == "fill_disk":
-            ledger = self._lookout.services[LEDGER].answer
-            pids = [answer.pid, *([ledger.pid] if ledger is not None and ledger.node_id == answer.node_id else [])]
+            writers = [self._lookout.services[writer].answer for writer in (*self._spec.syncers, LEDGER)]
+            pids = [writer.pid for writer in writers if writer is not None and writer.node_id == answer.node_id]
             self._note(planned, DISK, 0, answer, pids=pids)
             self._fill(answer.node_id, pids, full=True)
             return

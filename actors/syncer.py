@@ -12,7 +12,7 @@ import faulthandler
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from app.diloco.events import (
     Wake,
 )
 from app.diloco.messages import Consumed, Contribution, Hello, Payload, Reply, Report, Welcome
+from app.run.following import Follower
 from app.run.tape import Tape
 
 _log = logging.getLogger(__name__)
@@ -65,9 +66,13 @@ class TryAgain(Denied):
 class Syncer:
     """Owner of the global model. All methods are safe to call twice."""
 
-    def __init__(self, spec: RunSpec):
+    def __init__(
+        self, spec: RunSpec, follower: Follower | None = None, hold: Callable[[], Awaitable[None]] | None = None
+    ):
+        """With a standby: `follower` has followed the journal so far, `hold` makes sure that this one still leads."""
         faulthandler.register(HANG_SIGNAL, all_threads=True)
         torch.set_num_threads(1)
+        self._hold = hold
         self._spec = spec
         self._tape = Tape(spec.tape)
         self._traffic = Traffic()
@@ -81,7 +86,7 @@ class Syncer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._consumption = Consumption(spec, self._known)
-        self._publisher = Publisher(spec, self._feed, self._write, self._consumption.tell)
+        self._publisher = Publisher(spec, self._feed, self._write, self._consumption.tell, follower)
         self._protocol = self._publisher.protocol
         self._consumption.tell(self._protocol.books.consumed())
         versions = [fragment.version for fragment in self._protocol.fragments]
@@ -193,6 +198,18 @@ class Syncer:
         self._start()
         return status_of(self._protocol, self._traffic, self._publisher.merge_s, self._ended)
 
+    # ---- with a standby
+
+    @property
+    def epoch(self) -> int:
+        """Under which it leads."""
+        return self._protocol.epoch
+
+    async def confirm(self, within_s: float) -> None:
+        """Leave if another syncer has taken over; not looked at again where that was known so short a time ago."""
+        if time.monotonic() - self._publisher.confirmed_at > within_s:
+            await self._publisher.confirm()
+
     # ---- carrying out
 
     def _start(self) -> None:
@@ -207,6 +224,8 @@ class Syncer:
             try:
                 await asyncio.wait_for(self._poked.wait(), max(wait, 0.0))
             except TimeoutError:
+                if self._hold is not None:
+                    await self._hold()
                 self._feed(Tick())
             self._poked.clear()
 

@@ -21,8 +21,9 @@ import torch
 from ray.exceptions import RayError
 
 from actors.feed import Feed
+from actors.leader import find_leader
 from actors.learner import LearnerStatus
-from actors.link import Link, find_syncer, join
+from actors.link import Link, join
 from actors.peers import Peers
 from actors.preload import cpu_s
 from actors.recovery import FRESH, Kept, recover
@@ -161,7 +162,7 @@ class Worker:
         self._fresh = source == FRESH
         fields = {"learner": self._learner, "incarnation": welcome.sender.incarnation, "source": source}
         try:
-            find_syncer(self._spec).note.remote("recovered", fields)
+            find_leader(self._spec).handle.note.remote("recovered", fields)
         except (ValueError, RayError) as error:
             _log.info("not told: %s", error)
 
