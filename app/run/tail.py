@@ -43,7 +43,7 @@ class Tail:
         self.newest = max([self.newest, *seqs])
         last = max(seqs, default=0) - (0 if final else 1)
         due = [] if self._seq is None else [seq for seq in seqs if self._seq < seq <= last]
-        if self._seq is None or (due and due != list(range(self._seq + 1, last + 1))):
+        if self._seq is None or due != list(range(self._seq + 1, last + 1)):
             return self._from_snapshot(last)
         records = [self._journal.read(seq) for seq in due]
         self._seq = max(self._seq, last)
