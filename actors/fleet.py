@@ -135,9 +135,9 @@ class Fleet:
             if entry["name"] in names and entry["state"] != "REMOVED":
                 remove_placement_group(_group_by_id(group_id))
 
-    def end_services(self) -> None:
-        """End everything else but the supervisor."""
-        for name in (EVALUATOR, RENDEZVOUS, LEDGER, *self._spec.syncers):
+    def end_services(self, leader: str = SYNCER) -> None:
+        """End everything else but the supervisor; the syncer that leads last, so that no other one takes over."""
+        for name in sorted((EVALUATOR, RENDEZVOUS, LEDGER, *self._spec.syncers), key=lambda name: name == leader):
             self._kill(name)
 
     def _kill(self, name: str) -> None:

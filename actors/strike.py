@@ -27,6 +27,8 @@ from app.run.faults import FaultPlan, Planned, struck_faults
 _log = logging.getLogger(__name__)
 
 DISK = "disk"
+HEAD = "node:__internal_head__"
+"""Resource that Ray gives the head alone."""
 LASTING = ("freeze", "slow", "mute", "corrupt", "preempt", "freeze_syncer", "fill_disk", "kill_site")
 DEADLY = ("kill", "kill_worker", "preempt", "kill_node", "kill_site")
 AT_ONCE = {"kill": signal.SIGKILL, "kill_worker": signal.SIGKILL, "freeze": signal.SIGSTOP, "preempt": signal.SIGTERM}
@@ -135,11 +137,12 @@ class Striker:
         ]
 
     def _services(self) -> set[str]:
-        """Nodes that a fault of a node spares: one of them is the head."""
+        """Nodes that a fault of a node spares: those of services, and the head."""
         found = {
             answer.node_id for service in self._lookout.services.values() if (answer := service.answer) is not None
         }
-        return {*found, ray.get_runtime_context().get_node_id()}
+        heads = {node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"]}
+        return {*found, *heads, ray.get_runtime_context().get_node_id()}
 
     def _on_site(self, site: str) -> list[LearnerStatus]:
         """Learners of a pool, or on nodes with a label (`label=value`), as they were when they answered last."""

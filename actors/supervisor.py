@@ -289,7 +289,7 @@ class Supervisor:
         """Leave nothing behind in the cluster, this actor least of all."""
         try:
             self._fleet.end_learners()
-            self._fleet.end_services()
+            self._fleet.end_services(self._lookout.leader)
             self._monitor.finish(self._summary or {})
         except Exception:
             _log.exception("something may be left in the cluster")

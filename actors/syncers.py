@@ -22,8 +22,8 @@ class Syncers:
         self._spec, self._fleet, self._lookout = spec, fleet, lookout
         self._failures = 0
         """Failures of syncers since one led."""
-        self._moved_at = -math.inf
-        """When (monotonic clock) the one that follows was sent away from the leader's node."""
+        self._moved: tuple[frozenset[str], float] = (frozenset(), -math.inf)
+        """When (monotonic clock) the one that follows was last sent to another node, and the nodes that there were."""
 
     def make_missing(self) -> None:
         """Make those that are missing; a second one once the first has led, and apart from whoever leads."""
@@ -58,21 +58,27 @@ class Syncers:
 
     def part(self) -> None:
         """Send the one that follows to another node than the leader's, when there is room on one."""
-        look, now = self._lookout, time.monotonic()
+        look = self._lookout
         if look.syncer is None or not look.leads:
             return
+        node_id = look.syncer.node_id
         for name in self._spec.syncers:
-            if name == look.leader or not look.well(name):
-                continue
-            node_id = look.services[name].answer.node_id
-            patient = now - self._moved_at <= self._spec.config.supervisor.start_deadline_s
-            if node_id == look.syncer.node_id and not patient and self._has_room_elsewhere(node_id):
-                self._moved_at = now
+            beside = name != look.leader and look.well(name) and look.services[name].answer.node_id == node_id
+            if beside and self._may_move(node_id):
                 self._end(name)
 
-    def _has_room_elsewhere(self, node_id: str) -> bool:
-        if sum(node["Alive"] for node in ray.nodes()) < 2:
+    def _may_move(self, node_id: str) -> bool:
+        """Whether there is room elsewhere; where it did not get to in time, only other nodes make for another try."""
+        nodes = frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
+        tried, at = self._moved
+        if len(nodes) < 2 or (nodes == tried and time.monotonic() - at < self._spec.config.supervisor.start_deadline_s):
             return False
+        if self._has_room_elsewhere(node_id):
+            self._moved = nodes, time.monotonic()
+            return True
+        return False
+
+    def _has_room_elsewhere(self, node_id: str) -> bool:
         from ray._private.state import available_resources_per_node  # there is no public way
 
         free = available_resources_per_node()
