@@ -86,10 +86,10 @@ class Lookout:
         refs = [ref for ref, _ in self._asked.values()]
         done = set(ray.wait(refs, num_returns=len(refs), timeout=wait_s)[0]) if refs else set()
         self._gone.clear()
-        for name, (ref, _) in list(self._asked.items()):
+        for name, (ref, asked_at) in list(self._asked.items()):
             if ref in done:
                 del self._asked[name]
-                self._take(name, ref)
+                self._take(name, ref, asked_at)
             else:
                 self.silent.add(name)
 
@@ -106,7 +106,7 @@ class Lookout:
         self.missing.discard(name)
         return self._handles[name]
 
-    def _take(self, name: str, ref: Any) -> None:
+    def _take(self, name: str, ref: Any, asked_at: float) -> None:
         try:
             status = ray.get(ref)
         except (ActorDiedError, ActorUnavailableError) as error:
@@ -125,7 +125,7 @@ class Lookout:
             return
         self.silent.discard(name)
         if name in self.services:
-            self.services[name].answered(status)
+            self.services[name].answered(status, asked_at)
             if isinstance(status, SyncerStatus) and (self.syncer is None or status.epoch >= self.syncer.epoch):
                 self.leader, self.syncer = name, status
             if isinstance(status, Whereabouts) and status.error is not None:

@@ -111,12 +111,7 @@ class Publisher:
         if not merges:
             return []
         told = {(e["fragment"], e["version"]) for e in tape.read(self._spec.tape)[0] if e["kind"] == "merge"}
-        fields = ("fragment", "round", "version", "clock", "share", "contains", "digest")
-        return [
-            {name: merge[name] for name in fields}
-            for merge in merges
-            if (merge["fragment"], merge["version"]) not in told
-        ]
+        return [merge for merge in merges if (merge["fragment"], merge["version"]) not in told]
 
     async def compute(self, call: Callable[[], T]) -> T:
         """Run arithmetic in its thread."""

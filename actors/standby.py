@@ -6,6 +6,7 @@ next thing that it wants to write or say. So both may be wrong about each other 
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import threading
@@ -18,6 +19,7 @@ import torch
 from ray.exceptions import RayError
 
 from actors.leader import Follows, Standing
+from actors.learner import HANG_SIGNAL
 from actors.publishing import follower_of
 from actors.service import Whereabouts, whereabouts
 from actors.spec import RunSpec
@@ -42,6 +44,7 @@ class PairedSyncer:
 
     def __init__(self, spec: RunSpec, name: str):
         """`name` is its own of `spec.syncers`."""
+        faulthandler.register(HANG_SIGNAL, all_threads=True)
         torch.set_num_threads(1)
         self._spec = spec
         (self._other,) = (other for other in spec.syncers if other != name)

@@ -209,7 +209,7 @@ class Supervisor:
         """
         for name, service in self._lookout.services.items():
             if service.lost is not None:
-                self._service_fault("died", service.lost, service.lost_s)
+                self._service_fault("died", service.lost, service.well_at)
                 service.lost = None
             handle = self._fleet.find(name) if self._late(name, service) else None
             if handle is None:
@@ -218,7 +218,7 @@ class Supervisor:
             if service.starting:
                 ray.kill(handle, no_restart=False)
             else:
-                self._service_fault("hang", service.answer, service.silent_s)
+                self._service_fault("hang", service.answer, service.well_at)
                 self._fleet.end_process(service.answer.node_id, service.answer.pid, handle)
             self._lookout.restarting(name)
 
@@ -227,11 +227,11 @@ class Supervisor:
         hang_s = config.supervisor.evaluator_silent_s if name == EVALUATOR else config.diloco.hang_min_s
         return name not in self._lookout.missing and service.overdue(config.supervisor.start_deadline_s, hang_s)
 
-    def _service_fault(self, reason: str, last: Any, seconds_ago: float) -> None:
+    def _service_fault(self, reason: str, last: Any, well_at: float) -> None:
         """A fault that nobody injected. Only the syncer's incarnations are told apart, by the epochs that they led."""
         if isinstance(last, SyncerStatus) and not self._striker.struck(SYNCER, last.epoch):
             fields = {"fault": reason, "target": SYNCER, "incarnation": last.epoch, "id": None}
-            self._monitor.note("fault", **fields, struck_at=time.time() - seconds_ago)
+            self._monitor.note("fault", **fields, struck_at=time.time() - time.monotonic() + well_at)
 
     def _act(self) -> bool:
         """Carry out what the watch decides; True when the run has failed."""

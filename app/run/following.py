@@ -12,6 +12,8 @@ from app.run.journal import Journal, JournalDamaged
 from app.run.record import Record, RecordDamaged
 from app.run.tail import News, Tail
 
+TOLD = ("fragment", "round", "version", "clock", "share", "contains")
+"""What the tape needs of a merge that it does not have, its digest aside."""
 CATCH_UP_TRIES = 3
 """A writer that was frozen while it compacted may go on with that once, under the feet of who took over from it."""
 
@@ -26,7 +28,7 @@ class Follower:
         self._begin = begin
         self._shadow: Shadow | None = None
         self.merges: deque[dict[str, Any]] = deque(maxlen=remember)
-        """Metadata and digest of the newest merges since the snapshot that all this started from, oldest first."""
+        """Digest and `TOLD` of the newest merges since the snapshot that all this started from, oldest first."""
 
     @property
     def newest(self) -> int:
@@ -71,7 +73,8 @@ class Follower:
                 raise JournalDamaged("records without a snapshot before them")
             self._shadow.apply(_durable(record))
             if record.meta["kind"] == "merge":
-                self.merges.append({**record.meta, "digest": self._shadow.fragments[record.meta["fragment"]].digest})
+                told = {name: record.meta[name] for name in TOLD}
+                self.merges.append({**told, "digest": self._shadow.fragments[told["fragment"]].digest})
 
 
 def _durable(record: Record) -> Durable:

@@ -114,9 +114,9 @@ class LiveRun:
         before = sum(self.versions())
         wait_for(f"{more} more merges", lambda: (s := self.leading()) and sum(s.versions) >= before + more)
 
-    def steps_until(self, over: Callable[[], float | None]) -> dict[str, int]:
-        """How many more steps each learner is seen to make before `over()`, the time of something."""
-        first = {name: self.learner(name).steps for name in self.config.learner_ids}
+    def steps_until(self, over: Callable[[], float | None], *names: str) -> dict[str, int]:
+        """How many more steps these learners, or all, are seen to make before `over()`, the time of something."""
+        first = {name: self.learner(name).steps for name in names or self.config.learner_ids}
         seen = []
 
         def look() -> float | None:

@@ -85,8 +85,6 @@ def test_the_standby_follows_and_refuses_learners(run):
 def test_a_killed_syncer_is_followed_by_its_standby(run):
     before, standby = run.syncer(), following(run)
     kill(before.pid)
-    without_syncer = run.steps_until(lambda: started_after(run, before.epoch))
-    assert min(without_syncer.values()) > 0
     after = wait_for("the standby leads", lambda: (s := run.leading()) and s.epoch > before.epoch and s)
     assert (after.pid, after.epoch) == (standby.pid, before.epoch + 1)
     run.wait_merges(4)
@@ -101,6 +99,8 @@ def test_a_frozen_syncer_is_replaced_and_follows_once_it_thaws(run):
     try:
         os.kill(learner.pid, signal.SIGSTOP)
         os.kill(before.pid, signal.SIGSTOP)
+        without_syncer = run.steps_until(lambda: started_after(run, before.epoch), "learner-0")
+        assert without_syncer["learner-0"] > 0
         after = wait_for("the standby leads", lambda: (s := run.leading()) and s.epoch > before.epoch and s)
         assert after.pid != before.pid
         run.wait_merges(4)
@@ -118,7 +118,7 @@ def test_a_frozen_syncer_is_replaced_and_follows_once_it_thaws(run):
     assert not [event for event in run.events("fault") if event["target"] in ("learner-1", STANDBY)]
     (fault,) = [event for event in run.events("fault") if event["incarnation"] == before.epoch]
     assert fault["target"] == SYNCER
-    assert fault["struck_at"] < stopped + AFTER_S
+    assert fault["struck_at"] < stopped  # not when it was noticed
     assert_went_on(run, before)
 
 
