@@ -23,7 +23,7 @@ from actors.learner import HANG_SIGNAL
 from actors.publishing import follower_of
 from actors.service import Whereabouts, whereabouts
 from actors.spec import RunSpec
-from actors.syncer import Syncer
+from actors.syncer import Syncer, Takeover
 from actors.syncer_status import SyncerStatus
 from app.diloco.codec import get_codec
 from app.diloco.messages import Contribution, Hello, Payload, Reply, Report, Welcome
@@ -142,7 +142,8 @@ class PairedSyncer:
             if succession.due(other.look(LOOK_EVERY_S), written, time.monotonic()):
                 break
         self._rising = True
-        self._syncer = Syncer(self._spec, follower, self._hold)
+        silent_since = time.time() - time.monotonic() + succession.sign_at if succession.heard else None
+        self._syncer = Syncer(self._spec, Takeover(follower, self._hold, silent_since))
         self._rising = False
 
 

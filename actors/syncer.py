@@ -63,16 +63,26 @@ class TryAgain(Denied):
     """The syncer can't admit anybody now; the same hello may be sent again."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Takeover:
+    """What one of two syncers starts from."""
+
+    follower: Follower
+    """It has followed the journal so far."""
+    hold: Callable[[], Awaitable[None]]
+    """Makes sure that this one still leads."""
+    silent_since: float | None
+    """Unix time of the newest sign of the one before; None where nobody was heard to lead."""
+
+
 class Syncer:
     """Owner of the global model. All methods are safe to call twice."""
 
-    def __init__(
-        self, spec: RunSpec, follower: Follower | None = None, hold: Callable[[], Awaitable[None]] | None = None
-    ):
-        """With a standby: `follower` has followed the journal so far, `hold` makes sure that this one still leads."""
+    def __init__(self, spec: RunSpec, takeover: Takeover | None = None):
+        """`takeover`: where there are two."""
         faulthandler.register(HANG_SIGNAL, all_threads=True)
         torch.set_num_threads(1)
-        self._hold = hold
+        self._hold = takeover.hold if takeover is not None else None
         self._spec = spec
         self._tape = Tape(spec.tape)
         self._traffic = Traffic()
@@ -86,6 +96,7 @@ class Syncer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._consumption = Consumption(spec, self._known)
+        follower = takeover.follower if takeover is not None else None
         self._publisher = Publisher(spec, self._feed, self._write, self._consumption.tell, follower)
         self._protocol = self._publisher.protocol
         self._consumption.tell(self._protocol.books.consumed())
@@ -93,6 +104,8 @@ class Syncer:
         epoch, dropped = self._protocol.epoch, self._publisher.dropped
         settings = dataclasses.asdict(diloco)
         start = {"pid": os.getpid(), "versions": versions, "dropped": dropped, "settings": settings}
+        if takeover is not None and takeover.silent_since is not None:
+            start["silent_since"] = takeover.silent_since
         for merge in self._publisher.untold:
             self._write("merge_recovered", **merge)
         self._write("syncer_started", epoch=epoch, **start)

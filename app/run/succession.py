@@ -29,8 +29,10 @@ class Succession:
 
     def __init__(self, after_s: float, now: float):
         self._after_s = after_s
-        self._sign_at = now
+        self.sign_at = now
         """Newest sign of somebody who leads."""
+        self.heard = False
+        """Whether the other one was ever heard to lead."""
         self._looked_at = now
         self._led = False
         """The other one led when it answered last."""
@@ -39,18 +41,19 @@ class Succession:
         """Take a look, and say whether to take over now. `written`: the journal has grown since the last look."""
         self._forgive(now)
         if seat is Seat.LEADS or written:  # who writes leads, whatever the network makes of it
-            self._sign_at = now
+            self.sign_at = now
         if seat in (Seat.LEADS, Seat.FOLLOWS):
             self._led = seat is Seat.LEADS
+            self.heard |= self._led
         if written:
             return False
         if seat is Seat.NOBODY or (seat is Seat.GONE and self._led):
             return True
-        return now - self._sign_at > self._after_s
+        return now - self.sign_at > self._after_s
 
     def _forgive(self, now: float) -> None:
         """Nobody is silent while nobody looks: this process itself may have stood still."""
         unseen = now - self._looked_at - self._after_s / 2
         self._looked_at = now
         if unseen > 0:
-            self._sign_at += unseen
+            self.sign_at += unseen

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from actors.publishing import follower_of
-from actors.spec import STANDBY, SYNCER
+from actors.spec import SYNCER
 from app.diloco.durable import Durable, whole_state
 from app.diloco.shadow import Shadow
 from app.run.journal import Journal
@@ -115,10 +115,11 @@ def test_a_frozen_syncer_is_replaced_and_follows_once_it_thaws(run):
     assert following(run).pid not in (before.pid, after.pid)
     assert run.syncer().pid == after.pid
     assert run.syncer().epoch == before.epoch + 1
-    assert not [event for event in run.events("fault") if event["target"] in ("learner-1", STANDBY)]
-    (fault,) = [event for event in run.events("fault") if event["incarnation"] == before.epoch]
-    assert fault["target"] == SYNCER
+    wait_for("it is told", lambda: [f for f in run.events("fault") if f["incarnation"] == before.epoch])
+    fault = run.events("fault")[-1]
+    assert (fault["target"], fault["fault"]) == (SYNCER, "died")
     assert fault["struck_at"] < stopped  # not when it was noticed
+    assert {event["target"] for event in run.events("fault")} == {SYNCER}
     assert_went_on(run, before)
 
 
