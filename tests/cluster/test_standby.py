@@ -92,12 +92,14 @@ def test_a_killed_syncer_is_followed_by_its_standby(run):
     assert_went_on(run, before)
 
 
-def test_a_frozen_syncer_is_replaced_and_follows_once_it_thaws(run):
-    """Together with a learner, which has heard of no other syncer when both go on."""
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_frozen_syncer_is_replaced_and_follows_once_it_thaws(run, alone):
+    """Alone, when nobody asks it anything more, or with a learner that has heard of no other syncer when both go on."""
     before, learner = run.syncer(), run.learner("learner-1")
     stopped = time.time()
     try:
-        os.kill(learner.pid, signal.SIGSTOP)
+        if not alone:
+            os.kill(learner.pid, signal.SIGSTOP)
         os.kill(before.pid, signal.SIGSTOP)
         without_syncer = run.steps_until(lambda: started_after(run, before.epoch), "learner-0")
         assert without_syncer["learner-0"] > 0
@@ -133,15 +135,15 @@ def test_the_run_ends_with_a_balanced_account_and_its_values_are_those_of_the_jo
     assert work["processed"] == work["merged"] + sum(work["discarded"].values())
     assert_no_work_counts_twice(run.events("merge"))
     assert_every_sample_has_one_place(run, summary)
-    assert summary["syncer"]["incarnations"] == len(epochs) == 3
-    assert len(summary["syncer"]["recoveries_s"]) == 2
+    assert summary["syncer"]["incarnations"] == len(epochs) == 4
+    assert len(summary["syncer"]["recoveries_s"]) == 3
     wait_for("all processes of the run are gone", lambda: not any(psutil.pid_exists(pid) for pid in pids))
     assert not remains(run.spec)
     assert_values_are_those_of_the_records(run)
 
 
 def assert_values_are_those_of_the_records(run):
-    """Θ, momentum and average of the last syncer, to the bit, from version 0 and all records of all three."""
+    """Θ, momentum and average of the last syncer, to the bit, from version 0 and all records of all four."""
     store, config = open_store(str(run.spec.checkpoints)), run.config
     first, last = (name for name in store.names("snapshot-"))
     theirs = follower_of(run.spec)

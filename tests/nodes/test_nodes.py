@@ -79,7 +79,6 @@ def test_learners_whose_node_is_lost_come_back_on_another_one(nodes, start):
     run.syncer()  # and with it all services are where no learner will be
     wait_for("the ledger answers", lambda: run.try_call("ledger", "pid"))
     far = {nodes.add(1, zone="far"), nodes.add(1, zone="far")}
-    run.wait_training()
     faults = wait_for("a node is struck", lambda: run.events("fault"))
     (lost,) = {fault["node"] for fault in faults}
     assert lost in far
