@@ -124,6 +124,8 @@ class PairedSyncer:
         except Exception:
             _log.critical("the syncer failed", exc_info=True)
             self._error = traceback.format_exc()
+        finally:
+            self._rising = False
 
     def _follow(self) -> None:
         diloco = self._spec.config.diloco
@@ -144,7 +146,6 @@ class PairedSyncer:
         self._rising = True
         silent_since = time.time() - time.monotonic() + succession.sign_at if succession.heard else None
         self._syncer = Syncer(self._spec, Takeover(follower, self._hold, silent_since))
-        self._rising = False
 
 
 class _Other:

@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+import ray
 
 from actors.publishing import follower_of
 from actors.spec import SYNCER
@@ -125,6 +126,19 @@ def test_a_frozen_syncer_is_replaced_and_follows_once_it_thaws(run, alone):
     assert_went_on(run, before)
 
 
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_syncer_that_is_ended_for_good_is_made_anew(run, leads):
+    before, standby = run.syncer(), following(run)
+    name = next(name for name in run.spec.syncers if hasattr(run.status(name), "epoch") == leads)
+    ray.kill(run.actor(name), no_restart=True)
+    wait_for("it is made anew", lambda: (s := run.status(name)) and s.pid not in (before.pid, standby.pid))
+    after = wait_for("one leads", run.leading)
+    assert after.pid == (standby.pid if leads else before.pid)
+    assert following(run).pid not in (before.pid, standby.pid)
+    run.wait_merges(4)
+    assert_went_on(run, before)
+
+
 def test_the_run_ends_with_a_balanced_account_and_its_values_are_those_of_the_journal(run):
     pids = run.pids()
     epochs = [event["epoch"] for event in run.events("syncer_started")]
@@ -135,15 +149,15 @@ def test_the_run_ends_with_a_balanced_account_and_its_values_are_those_of_the_jo
     assert work["processed"] == work["merged"] + sum(work["discarded"].values())
     assert_no_work_counts_twice(run.events("merge"))
     assert_every_sample_has_one_place(run, summary)
-    assert summary["syncer"]["incarnations"] == len(epochs) == 4
-    assert len(summary["syncer"]["recoveries_s"]) == 3
+    assert summary["syncer"]["incarnations"] == len(epochs) == 5
+    assert len(summary["syncer"]["recoveries_s"]) == 4
     wait_for("all processes of the run are gone", lambda: not any(psutil.pid_exists(pid) for pid in pids))
     assert not remains(run.spec)
     assert_values_are_those_of_the_records(run)
 
 
 def assert_values_are_those_of_the_records(run):
-    """Θ, momentum and average of the last syncer, to the bit, from version 0 and all records of all four."""
+    """Θ, momentum and average of the last syncer, to the bit, from version 0 and all records of all of them."""
     store, config = open_store(str(run.spec.checkpoints)), run.config
     first, last = (name for name in store.names("snapshot-"))
     theirs = follower_of(run.spec)
