@@ -156,7 +156,7 @@ class Publisher:
         asked_at = time.monotonic()
         with suppress(OSError):
             await asyncio.to_thread(self._own, self._journal.confirm)
-            self.confirmed_at = asked_at
+            self.confirmed_at = max(self.confirmed_at, asked_at)
 
     async def _append(self, record: Durable) -> None:
         await self._write(lambda: self._own(lambda: self._journal.append(record.meta, record.tensors)))
