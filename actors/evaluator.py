@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 import torch
 
+from actors.leader import find_leader, reply_of
 from actors.service import Whereabouts, whereabouts
-from actors.spec import SYNCER, RunSpec
+from actors.spec import RunSpec
 from app.diloco.codec import get_codec
 from app.diloco.fragments import scatter_
 from app.learning.data import load
@@ -99,8 +99,8 @@ class Evaluator:
         return evaluate(self._model, rows, self._data.token_bytes, self._spec.config.eval.batch_size)
 
     def _pull(self) -> tuple[tuple[int, ...], int]:
-        syncer = ray.get_actor(SYNCER, namespace=self._spec.namespace)
-        versions, values, tokens = ray.get(syncer.weights.remote(), timeout=CALL_TIMEOUT_S)
+        syncer = find_leader(self._spec)
+        versions, values, tokens = reply_of(self._spec, syncer, syncer.handle.weights.remote(), CALL_TIMEOUT_S)
         parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         codec = get_codec("fp32")
         for fragment, value in zip(self._spec.layout.fragments, values, strict=True):

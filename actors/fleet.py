@@ -17,10 +17,14 @@ from actors.learner import HANG_SIGNAL, Learner
 from actors.ledger import Ledger
 from actors.rendezvous import Rendezvous
 from actors.spec import EVALUATOR, LEDGER, RENDEZVOUS, SYNCER, RunSpec
+from actors.standby import PairedSyncer
 from actors.stream_ledger import STREAM_CALLS, StreamLedger
 from actors.syncer import Syncer
 
 _log = logging.getLogger(__name__)
+
+NODE_LABEL = "ray.io/node-id"
+"""Label that Ray gives every node."""
 
 
 class Fleet:
@@ -42,8 +46,20 @@ class Fleet:
 
     def syncer(self) -> Any:
         """The syncer, made when it is missing."""
-        cpus = self._spec.config.syncer.cpus
-        return ray.remote(Syncer).options(**self._options(SYNCER, num_cpus=cpus)).remote(self._spec)
+        options = self._options(SYNCER, num_cpus=self._spec.config.syncer.cpus)
+        if self._spec.config.syncer.standby:
+            return ray.remote(PairedSyncer).options(**options).remote(self._spec, SYNCER)
+        return ray.remote(Syncer).options(**options).remote(self._spec)
+
+    def second_syncer(self, name: str, leader_node: str) -> Any:
+        """The syncer that does not lead, made when it is missing; apart from the leader, if a node has room."""
+        options = self._options(name, num_cpus=self._spec.config.syncer.cpus)
+        options |= {"label_selector": {NODE_LABEL: f"!{leader_node}"}, "fallback_strategy": [{"label_selector": {}}]}
+        return ray.remote(PairedSyncer).options(**options).remote(self._spec, name)
+
+    def end(self, name: str) -> None:
+        """End an actor for good; one of its name may be made anew."""
+        self._kill(name)
 
     def ledger(self) -> Any:
         """The data ledger, made when it is missing."""
@@ -119,9 +135,9 @@ class Fleet:
             if entry["name"] in names and entry["state"] != "REMOVED":
                 remove_placement_group(_group_by_id(group_id))
 
-    def end_services(self) -> None:
-        """End everything else but the supervisor."""
-        for name in (EVALUATOR, RENDEZVOUS, LEDGER, SYNCER):
+    def end_services(self, leader: str = SYNCER) -> None:
+        """End everything else but the supervisor; the syncer that leads last, so that no other one takes over."""
+        for name in sorted((EVALUATOR, RENDEZVOUS, LEDGER, *self._spec.syncers), key=lambda name: name == leader):
             self._kill(name)
 
     def _kill(self, name: str) -> None:

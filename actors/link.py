@@ -11,13 +11,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-import ray
 from ray.exceptions import RayError
 
+from actors.leader import Leader, find_leader, reply_of
 from actors.sabotage import Sabotage
-from actors.spec import SYNCER, RunSpec
+from actors.spec import RunSpec
 from actors.syncer import Denied, TryAgain
 from app.diloco.clock import due_slots
 from app.diloco.messages import Contribution, Hello, Reply, Report, Welcome
@@ -33,16 +32,12 @@ REPORT_EVERY_S = 1.0
 """A slow learner reports at least this often."""
 
 
-def find_syncer(spec: RunSpec) -> Any:
-    """A fresh handle of the syncer. Raises ValueError while there is none."""
-    return ray.get_actor(SYNCER, namespace=spec.namespace)
-
-
 def join(spec: RunSpec, hello: Hello, stop: threading.Event) -> Welcome | None:
     """Ask to join until the syncer answers; None when told to stop. Raises Denied, the syncer's refusal."""
     while not stop.is_set():
         try:
-            welcome: Welcome = ray.get(find_syncer(spec).join.remote(hello), timeout=CALL_TIMEOUT_S)
+            syncer = find_leader(spec)
+            welcome: Welcome = reply_of(spec, syncer, syncer.handle.join.remote(hello), CALL_TIMEOUT_S)
             if is_welcome(welcome, len(spec.layout.fragments)):
                 return welcome
             _log.warning("what came as a welcome is none")
@@ -82,7 +77,7 @@ class Link:
         self._idle = idle
         self._fenced = fenced
         self._sabotage = sabotage
-        self._syncer = find_syncer(spec)
+        self._syncer: Leader | None = None
         self._stop = threading.Event()
         self._due = threading.Event()
         self._last_told = 0.0
@@ -119,20 +114,25 @@ class Link:
             self._due.wait()
             self._due.clear()
             self._last_told = time.monotonic()
-            if self._sabotage.muted:
+            syncer = self._syncer
+            if self._sabotage.muted or syncer is None:
                 continue
             try:
-                self._syncer.report.options(num_returns=0).remote(self._report())  # nobody waits for it
+                syncer.handle.report.options(num_returns=0).remote(self._report())  # nobody waits for it
             except RayError as error:
                 _log.info("report not sent: %s", error)
 
     def _hear(self) -> None:
         given: list[Contribution] = []
+        self._find_again()
         while not self._stop.is_set():
             try:
                 if self._sabotage.muted:
                     raise TimeoutError("muted")
-                reply: Reply = ray.get(self._syncer.poll.remote(self._report(), *given), timeout=CALL_TIMEOUT_S)
+                if self._syncer is None:
+                    raise TimeoutError("nobody leads")
+                work = self._syncer.handle.poll.remote(self._report(), *given)
+                reply: Reply = reply_of(self._spec, self._syncer, work, CALL_TIMEOUT_S)
                 if self._sabotage.muted:
                     raise TimeoutError("muted")
                 if not is_reply(reply, len(self._spec.layout.fragments)):
@@ -167,6 +167,6 @@ class Link:
 
     def _find_again(self) -> None:
         try:
-            self._syncer = find_syncer(self._spec)
+            self._syncer = find_leader(self._spec)
         except (ValueError, RayError) as error:
             _log.info("no syncer: %s", error)

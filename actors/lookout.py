@@ -23,8 +23,8 @@ FORGET_S = 10.0
 
 
 def lasting(config: Config) -> tuple[str, ...]:
-    """The services without which there is no run. The evaluator is there only while somebody wants it."""
-    return (SYNCER, LEDGER, RENDEZVOUS) if config.algo == "data_parallel" else (SYNCER, LEDGER)
+    """The services without which there is no run, syncers aside. An evaluator is there only while somebody wants it."""
+    return (LEDGER, RENDEZVOUS) if config.algo == "data_parallel" else (LEDGER,)
 
 
 class Lookout:
@@ -33,7 +33,8 @@ class Lookout:
     def __init__(self, fleet: Fleet, spec: RunSpec):
         self._fleet = fleet
         self._learner_ids = spec.config.learner_ids
-        self.services = {name: Service() for name in (*lasting(spec.config), EVALUATOR)}
+        self._syncers = spec.syncers
+        self.services = {name: Service() for name in (*spec.syncers, *lasting(spec.config), EVALUATOR)}
         self._names = (*self.services, *spec.config.learner_ids)
         self._handles: dict[str, Any] = {}
         self._asked: dict[str, tuple[Any, float]] = {}
@@ -47,21 +48,30 @@ class Lookout:
         self.silent: set[str] = set()
         self._gone: dict[str, str | None] = {}
         """Actors found gone by this look; with the error that ended them for good."""
-
-    @property
-    def syncer(self) -> SyncerStatus | None:
-        """The syncer's newest answer, also of a process that is gone; None before the first."""
-        status: SyncerStatus | None = self.services[SYNCER].answer
-        return status
+        self.leader = SYNCER
+        """Name of the syncer that leads, or did when one answered last."""
+        self.syncer: SyncerStatus | None = None
+        """Newest answer of the syncer that leads, also of a process that is gone; None before the first."""
 
     def well(self, name: str) -> bool:
         """Whether a service's present process answered at the last look."""
         return not self.services[name].starting and name not in self.silent
 
+    @property
+    def leads(self) -> bool:
+        """Whether a syncer answered at the last look that it leads."""
+        return self.well(self.leader) and self.services[self.leader].answer is self.syncer
+
     def restarting(self, name: str) -> None:
         """The process of a service is gone: the next one gets the time of a start."""
         self.services[name].restart()
         self._asked.pop(name, None)
+
+    def forget(self, name: str) -> None:
+        """A service was ended for good: the next look finds it missing, or another one of its name."""
+        self.restarting(name)
+        self._handles.pop(name, None)
+        self.errors.pop(name, None)
 
     def look(self, wait_s: float = ANSWER_S) -> None:
         """Ask everybody who has no question open, and take the answers that are there."""
@@ -70,15 +80,16 @@ class Lookout:
             if name not in self._asked or now - self._asked[name][1] > FORGET_S:
                 handle = self._handle(name)
                 if handle is not None:
-                    ask = handle.where if name in self.services and name != SYNCER else handle.status
+                    other = name in self.services and name not in self._syncers
+                    ask = handle.where if other else handle.status
                     self._asked[name] = (ask.remote(), now)
         refs = [ref for ref, _ in self._asked.values()]
         done = set(ray.wait(refs, num_returns=len(refs), timeout=wait_s)[0]) if refs else set()
         self._gone.clear()
-        for name, (ref, _) in list(self._asked.items()):
+        for name, (ref, asked_at) in list(self._asked.items()):
             if ref in done:
                 del self._asked[name]
-                self._take(name, ref)
+                self._take(name, ref, asked_at)
             else:
                 self.silent.add(name)
 
@@ -95,7 +106,7 @@ class Lookout:
         self.missing.discard(name)
         return self._handles[name]
 
-    def _take(self, name: str, ref: Any) -> None:
+    def _take(self, name: str, ref: Any, asked_at: float) -> None:
         try:
             status = ray.get(ref)
         except (ActorDiedError, ActorUnavailableError) as error:
@@ -114,7 +125,9 @@ class Lookout:
             return
         self.silent.discard(name)
         if name in self.services:
-            self.services[name].answered(status)
+            self.services[name].answered(status, asked_at)
+            if isinstance(status, SyncerStatus) and (self.syncer is None or status.epoch >= self.syncer.epoch):
+                self.leader, self.syncer = name, status
             if isinstance(status, Whereabouts) and status.error is not None:
                 self.errors[name] = status.error
         else:

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from actors.evaluator import Evaluation
 from actors.fleet import Fleet
 from actors.lookout import Lookout
-from actors.spec import SYNCER, RunSpec
+from actors.spec import RunSpec
 from actors.syncer_status import SyncerStatus
 from app.run.storage import open_store
 from app.run.tracking import NoTracker, Tracker, open_tracker
@@ -71,7 +71,8 @@ class Monitor:
 
     def call(self, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> bool:
         """Call the syncer; False when it is away. One that was silent at the last look is not waited for."""
-        syncer = None if SYNCER in self._lookout.silent else self._fleet.find(SYNCER)
+        leader = self._lookout.leader
+        syncer = None if leader in self._lookout.silent else self._fleet.find(leader)
         if syncer is None:
             return False
         try:

@@ -11,26 +11,39 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from actors.spec import RunSpec
-from app.diloco.codec import digest
-from app.diloco.durable import Durable, merge_record, restore, whole_state
+from app.diloco.durable import Durable, merge_record, whole_state
 from app.diloco.events import Event, Published, PublishFailed, Record, Recorded, RecordFailed
 from app.diloco.job import MergeJob
 from app.diloco.messages import Consumed, Contribution
 from app.diloco.protocol import Protocol
+from app.diloco.shadow import Shadow
 from app.run import tape
+from app.run.following import Follower
 from app.run.journal import Fenced, Journal
 from app.run.payloads import PayloadStore
-from app.run.record import Record as Entry
 from app.run.remote import patiently
 from app.run.storage import open_store
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+
+
+def follower_of(spec: RunSpec) -> Follower:
+    """A reader of the run's journal."""
+    config = spec.config
+    journal = Journal(open_store(spec.checkpoints), config.checkpoint.keep)
+
+    def begin(state: Durable) -> Shadow:
+        budget, most = config.train.tokens, config.most_step_tokens
+        return Shadow(spec.run_id, spec.layout, config.diloco, budget, state, most)
+
+    return Follower(journal, begin, config.checkpoint.snapshot_every_merges)
 
 
 class Publisher:
@@ -43,8 +56,9 @@ class Publisher:
         note: Callable[..., None],
         consumed: Callable[[Sequence[Consumed]], None],
         noted: Callable[[], bool] = lambda: True,
+        follower: Follower | None = None,
     ):
-        """Claim the next epoch and read the state back.
+        """Claim the next epoch and read back what `follower`, if there is one, has not followed yet.
 
         `feed` takes events for the protocol, `note` for the tape, `consumed` what is durable of samples' use. `noted`
         says whether the tape has what it was given, after a moment at most; called in some thread.
@@ -55,8 +69,11 @@ class Publisher:
         self._disk = ThreadPoolExecutor(1, "journal")
         self._lock = asyncio.Lock()
         self._payloads = PayloadStore(open_store(spec.payloads)) if spec.config.tape.payloads else None
-        self._journal = Journal(open_store(spec.checkpoints), spec.config.checkpoint.keep)
-        self.protocol = self._restore(self._claim())
+        follower = follower or follower_of(spec)
+        self._journal = follower.journal
+        self.protocol = self._restore(self._claim(), follower)
+        self.confirmed_at = time.monotonic()
+        """When the journal was known to be this syncer's own."""
         self.merge_s = 0.0
         """Seconds of merging so far."""
 
@@ -74,24 +91,15 @@ class Publisher:
                 _log.exception("the journal can't be written")
                 time.sleep(self._spec.config.diloco.journal_retry_s)
 
-    def _restore(self, epoch: int) -> Protocol:
-        spec = self._spec
-        state, later = patiently(self._journal.load)
-        self.untold = self._untold(later)
+    def _restore(self, epoch: int, follower: Follower) -> Protocol:
+        shadow = patiently(follower.catch_up)
+        self.untold = self._untold(follower.merges)
         """Merges that the journal has and the tape does not, as events: the syncer before died in between."""
-        if state is None:
-            raise RuntimeError(f"{spec.checkpoints} holds no version 0; the driver writes it before the syncer starts")
-        self._since_snapshot = len(later)
-        return restore(
-            spec.run_id,
-            epoch,
-            spec.layout,
-            spec.config.diloco,
-            spec.config.train.tokens,
-            Durable(state.meta, state.tensors),
-            [Durable(record.meta, record.tensors) for record in later],
-            spec.config.most_step_tokens,
-        )
+        if shadow is None:
+            where = self._spec.checkpoints
+            raise RuntimeError(f"{where} holds no version 0; the driver writes it before the syncer starts")
+        self._since_snapshot = len(follower.merges)
+        return shadow.protocol(epoch)
 
     def keep(self, contribution: Contribution) -> None:
         """Keep a contribution for replay, the first of its name. In the thread of arithmetic."""
@@ -103,18 +111,12 @@ class Publisher:
         except OSError as error:
             self._note("payload_lost", round=contribution.round, learner=given.learner, error=str(error))
 
-    def _untold(self, later: Sequence[Entry]) -> list[dict[str, Any]]:
-        merges = [record for record in later if record.meta["kind"] == "merge"]
+    def _untold(self, merges: Collection[dict[str, Any]]) -> list[dict[str, Any]]:
         if not merges:
             return []
         events = patiently(lambda: tape.read(self._spec.tape))[0]
         told = {(e["fragment"], e["version"]) for e in events if e["kind"] == "merge"}
-        fields = ("fragment", "round", "version", "clock", "share", "contains")
-        return [
-            {name: r.meta[name] for name in fields} | {"digest": digest(r.tensors.get("theta_hat", r.tensors["theta"]))}
-            for r in merges
-            if (r.meta["fragment"], r.meta["version"]) not in told
-        ]
+        return [merge for merge in merges if (merge["fragment"], merge["version"]) not in told]
 
     async def compute(self, call: Callable[[], T]) -> T:
         """Run arithmetic in its thread."""
@@ -154,9 +156,21 @@ class Publisher:
         async with self._lock:
             return await self._snapshot()
 
+    async def confirm(self) -> None:
+        """Leave unless the journal is still this syncer's own. A store that can't be read says nothing."""
+        asked_at = time.monotonic()
+        with suppress(OSError):
+            await asyncio.to_thread(self._own, self._journal.confirm)
+            self.confirmed_at = max(self.confirmed_at, asked_at)
+
     async def _append(self, record: Durable) -> None:
+        await self._write(lambda: self._own(lambda: self._journal.append(record.meta, record.tensors)))
+        self.confirmed_at = time.monotonic()
+
+    def _own(self, call: Callable[[], T]) -> T:
+        """Whoever has been replaced leaves at once: nothing that it still says may be heard."""
         try:
-            await self._write(lambda: self._journal.append(record.meta, record.tensors))
+            return call()
         except Fenced:
             _log.exception("another syncer has taken over this run")
             os._exit(1)
@@ -173,7 +187,7 @@ class Publisher:
             # Records go with it, which are all that tells of merges that the tape may still lose.
             raise OSError(errno.EAGAIN, "the event tape is behind")
         state, consumed = whole_state(self.protocol), self.protocol.books.consumed()
-        seq = await self._write(lambda: self._journal.snapshot(state.meta, state.tensors))
+        seq = await self._write(lambda: self._own(lambda: self._journal.snapshot(state.meta, state.tensors)))
         self._consumed(consumed)
         self._note("snapshot", seq=seq)
         return seq

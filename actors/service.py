@@ -37,15 +37,17 @@ class Service:
     """The last answer of a process that was found to be gone, until somebody takes note of it."""
     heard: float = field(default_factory=time.monotonic)
     """When it answered, or was found, made or ended."""
+    well_at: float = field(default_factory=time.monotonic)
+    """It was well then or later: when what it answered last was asked. What struck it did so after that."""
 
     @property
     def silent_s(self) -> float:
         """Seconds since it answered, or since its process was found, made or ended."""
         return time.monotonic() - self.heard
 
-    def answered(self, answer: Any) -> None:
-        """It is well."""
-        self.answer, self.starting, self.heard = answer, False, time.monotonic()
+    def answered(self, answer: Any, asked_at: float) -> None:
+        """It is well, as it answers what was asked then."""
+        self.answer, self.starting, self.heard, self.well_at = answer, False, time.monotonic(), asked_at
 
     def gone(self) -> None:
         """Its process is not there. Found again and again while the next one starts."""

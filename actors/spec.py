@@ -15,6 +15,8 @@ from app.run.remote import patiently
 from app.run.storage import local_path, open_store
 
 SYNCER = "syncer"
+STANDBY = "syncer-standby"
+"""The second of a run's two syncers, where it has two; either may lead."""
 SUPERVISOR = "supervisor"
 LEDGER = "ledger"
 EVALUATOR = "evaluator"
@@ -43,6 +45,11 @@ class RunSpec:
     def namespace(self) -> str:
         """Ray namespace that holds the run's named actors."""
         return namespace_of(self.run_id)
+
+    @property
+    def syncers(self) -> tuple[str, ...]:
+        """Names of the actors of which one leads."""
+        return (SYNCER, STANDBY) if self.config.syncer.standby else (SYNCER,)
 
     @property
     def process(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def start_local_ray(config: Config, namespace: str) -> None:
     learners = sum(number * config.pools[name].cpus_per_learner for name, number in config.pool_sizes.items())
     ray.init(
         address="local",
-        num_cpus=max(os.cpu_count() or 1, math.ceil(learners + config.syncer.cpus)),
+        num_cpus=max(os.cpu_count() or 1, math.ceil(learners + config.syncer.all_cpus)),
         include_dashboard=False,
         namespace=namespace,
         log_to_driver=False,

@@ -28,6 +28,8 @@ from app.run.remote import patiently
 _log = logging.getLogger(__name__)
 
 DISK = "disk"
+HEAD = "node:__internal_head__"
+"""Resource that Ray gives the head alone."""
 LASTING = ("freeze", "slow", "mute", "corrupt", "preempt", "freeze_syncer", "fill_disk", "kill_site")
 DEADLY = ("kill", "kill_worker", "preempt", "kill_node", "kill_site")
 AT_ONCE = {"kill": signal.SIGKILL, "kill_worker": signal.SIGKILL, "freeze": signal.SIGSTOP, "preempt": signal.SIGTERM}
@@ -136,11 +138,12 @@ class Striker:
         ]
 
     def _services(self) -> set[str]:
-        """Nodes that a fault of a node spares: one of them is the head."""
+        """Nodes that a fault of a node spares: those of services, and the head."""
         found = {
             answer.node_id for service in self._lookout.services.values() if (answer := service.answer) is not None
         }
-        return {*found, ray.get_runtime_context().get_node_id()}
+        heads = {node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"]}
+        return {*found, *heads, ray.get_runtime_context().get_node_id()}
 
     def _on_site(self, site: str) -> list[LearnerStatus]:
         """Learners of a pool, or on nodes with a label (`label=value`), as they were when they answered last."""
@@ -174,13 +177,14 @@ class Striker:
         kind = planned.fault.kind
         name = LEDGER if kind == "kill_ledger" else SYNCER
         struck = {event["target"] for event in self._lasting}
-        if not self._lookout.well(name) or name in struck or DISK in struck:
+        well = self._lookout.leads if name == SYNCER else self._lookout.well(LEDGER)
+        if not well or name in struck or DISK in struck:
             return
-        answer = self._lookout.services[name].answer
+        answer: Any = self._lookout.syncer if name == SYNCER else self._lookout.services[LEDGER].answer
         incarnation = answer.epoch if name == SYNCER else 0
         if kind == "fill_disk":
-            ledger = self._lookout.services[LEDGER].answer
-            pids = [answer.pid, *([ledger.pid] if ledger is not None and ledger.node_id == answer.node_id else [])]
+            writers = [self._lookout.services[writer].answer for writer in (*self._spec.syncers, LEDGER)]
+            pids = [writer.pid for writer in writers if writer is not None and writer.node_id == answer.node_id]
             self._note(planned, DISK, 0, answer, pids=pids)
             self._fill(answer.node_id, pids, full=True)
             return

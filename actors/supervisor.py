@@ -28,6 +28,7 @@ from actors.service import Service
 from actors.spec import EVALUATOR, LEDGER, RENDEZVOUS, SYNCER, RunSpec
 from actors.strike import Striker
 from actors.syncer_status import SyncerStatus
+from actors.syncers import Syncers
 from app.run import tape
 from app.run.remote import patiently
 from app.run.storage import open_store
@@ -68,6 +69,7 @@ class Supervisor:
         self._fleet = Fleet(spec)
         self._lookout = Lookout(self._fleet, spec)
         self._monitor = Monitor(spec, self._fleet, self._lookout)
+        self._syncers = Syncers(spec, self._fleet, self._lookout)
         self._striker = Striker(spec, self._fleet, self._lookout, self._monitor)
         config = spec.config
         self._lasting = lasting(config)
@@ -91,7 +93,7 @@ class Supervisor:
             attempt=self._attempt,
             phase=self._phase,
             syncer=look.syncer,
-            syncer_silent_s=look.services[SYNCER].silent_s,
+            syncer_silent_s=look.services[look.leader].silent_s,
             learners=dict(look.learners),
             silent=tuple(look.silent),
             evaluation=self._monitor.evaluation,
@@ -151,7 +153,7 @@ class Supervisor:
         config = self._spec.config
         self._striker.recall()
         self._monitor.open()
-        known = self._fleet.find(SYNCER) is not None
+        known = any(self._fleet.find(name) is not None for name in self._spec.syncers)
         if not known:
             self._make_missing()
         if not self._events("run_started"):
@@ -179,10 +181,12 @@ class Supervisor:
         if self._stop_reason is not None:
             self._monitor.call("finish", self._stop_reason, self._spec.config.supervisor.stop_deadline_s)
         self._lookout.look()
-        if error := next((self._lookout.errors[name] for name in self._lasting if name in self._lookout.errors), None):
+        errors = (self._lookout.errors[name] for name in self._lasting if name in self._lookout.errors)
+        if error := self._syncers.failed() or next(errors, None):
             self._error = error
             return "failed"
         self._watch_services()
+        self._syncers.part()
         if self._act():
             return "failed"
         if self._lookout.syncer is not None:
@@ -192,7 +196,8 @@ class Supervisor:
         return None
 
     def _make_missing(self) -> None:
-        make = {SYNCER: self._fleet.syncer, LEDGER: self._fleet.ledger, RENDEZVOUS: self._fleet.rendezvous}
+        self._syncers.make_missing()
+        make = {LEDGER: self._fleet.ledger, RENDEZVOUS: self._fleet.rendezvous}
         for name in self._lasting:
             if name in self._lookout.missing:
                 make[name]()
@@ -207,7 +212,7 @@ class Supervisor:
         """
         for name, service in self._lookout.services.items():
             if service.lost is not None:
-                self._service_fault(name, "died", service.lost, 0.0)
+                self._service_fault("died", service.lost, service.well_at)
                 service.lost = None
             handle = self._fleet.find(name) if self._late(name, service) else None
             if handle is None:
@@ -216,7 +221,7 @@ class Supervisor:
             if service.starting:
                 ray.kill(handle, no_restart=False)
             else:
-                self._service_fault(name, "hang", service.answer, service.silent_s)
+                self._service_fault("hang", service.answer, service.well_at)
                 self._fleet.end_process(service.answer.node_id, service.answer.pid, handle)
             self._lookout.restarting(name)
 
@@ -225,11 +230,11 @@ class Supervisor:
         hang_s = config.supervisor.evaluator_silent_s if name == EVALUATOR else config.diloco.hang_min_s
         return name not in self._lookout.missing and service.overdue(config.supervisor.start_deadline_s, hang_s)
 
-    def _service_fault(self, name: str, reason: str, last: Any, seconds_ago: float) -> None:
-        """A fault that nobody injected. Only the syncer's incarnations are told apart, by their epochs."""
-        if name == SYNCER and not self._striker.struck(SYNCER, last.epoch):
+    def _service_fault(self, reason: str, last: Any, well_at: float) -> None:
+        """A fault that nobody injected. Only the syncer's incarnations are told apart, by the epochs that they led."""
+        if isinstance(last, SyncerStatus) and not self._striker.struck(SYNCER, last.epoch):
             fields = {"fault": reason, "target": SYNCER, "incarnation": last.epoch, "id": None}
-            self._monitor.note("fault", **fields, struck_at=time.time() - seconds_ago)
+            self._monitor.note("fault", **fields, struck_at=time.time() - time.monotonic() + well_at)
 
     def _act(self) -> bool:
         """Carry out what the watch decides; True when the run has failed."""
@@ -288,7 +293,7 @@ class Supervisor:
         """Leave nothing behind in the cluster, this actor least of all."""
         try:
             self._fleet.end_learners()
-            self._fleet.end_services()
+            self._fleet.end_services(self._lookout.leader)
             self._monitor.finish(self._summary or {})
         except Exception:
             _log.exception("something may be left in the cluster")

@@ -12,7 +12,7 @@ import faulthandler
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ from app.diloco.events import (
 from app.diloco.messages import Consumed, Contribution, Hello, Payload, Reply, Report, Welcome
 from app.diloco.whole import is_contribution, is_hello, sender_of
 from app.run import tape
+from app.run.following import Follower
 
 _log = logging.getLogger(__name__)
 
@@ -75,12 +76,26 @@ class TryAgain(Denied):
     """The syncer can't admit anybody now; the same hello may be sent again."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Takeover:
+    """What one of two syncers starts from."""
+
+    follower: Follower
+    """It has followed the journal so far."""
+    hold: Callable[[], Awaitable[None]]
+    """Makes sure that this one still leads."""
+    silent_since: float | None
+    """Unix time of the newest sign of the one before; None where nobody was heard to lead."""
+
+
 class Syncer:
     """Owner of the global model. All methods are safe to call twice."""
 
-    def __init__(self, spec: RunSpec):
+    def __init__(self, spec: RunSpec, takeover: Takeover | None = None):
+        """`takeover`: where there are two."""
         faulthandler.register(HANG_SIGNAL, all_threads=True)
         torch.set_num_threads(1)
+        self._hold = takeover.hold if takeover is not None else None
         self._spec = spec
         tape.recover(spec.tape, spec.spool)
         self._traffic = Traffic()
@@ -97,7 +112,8 @@ class Syncer:
         self._ticker: asyncio.Task[None] | None = None
         self._consumption = Consumption(spec, self._known)
         self._cuts = CutMaker(spec, self._feed, self._write, self._spawn, self._consumption)
-        self._publisher = Publisher(spec, self._feed, self._write, self._consumption.tell, self._noted)
+        follower = takeover.follower if takeover is not None else None
+        self._publisher = Publisher(spec, self._feed, self._write, self._consumption.tell, self._noted, follower)
         self._protocol = self._publisher.protocol
         self._consumption.tell(self._protocol.books.consumed())
         self._tape = tape.open_tape(spec.tape, self._protocol.epoch, spec.spool)
@@ -105,6 +121,8 @@ class Syncer:
         epoch, dropped = self._protocol.epoch, self._publisher.dropped
         settings = dataclasses.asdict(diloco)
         start = {"pid": os.getpid(), "versions": versions, "dropped": dropped, "settings": settings}
+        if takeover is not None and takeover.silent_since is not None:
+            start["silent_since"] = takeover.silent_since
         for merge in self._publisher.untold:
             self._write("merge_recovered", **merge)
         self._write("syncer_started", epoch=epoch, **start)
@@ -227,6 +245,18 @@ class Syncer:
         self._start()
         return status_of(self._protocol, self._traffic, self._publisher.merge_s, self._ended)
 
+    # ---- with a standby
+
+    @property
+    def epoch(self) -> int:
+        """Under which it leads."""
+        return self._protocol.epoch
+
+    async def confirm(self, within_s: float) -> None:
+        """Leave if another syncer has taken over; not looked at again where that was known so short a time ago."""
+        if time.monotonic() - self._publisher.confirmed_at > within_s:
+            await self._publisher.confirm()
+
     # ---- carrying out
 
     def _start(self) -> None:
@@ -243,6 +273,8 @@ class Syncer:
             try:
                 await asyncio.wait_for(self._poked.wait(), max(wait, 0.0))
             except TimeoutError:
+                if self._hold is not None:
+                    await self._hold()
                 self._feed(Tick())
             self._poked.clear()
 

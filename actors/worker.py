@@ -23,8 +23,9 @@ from ray.exceptions import RayError
 from actors.cutting import Cutting
 from actors.entering import Entry, enter
 from actors.feed import Feed
+from actors.leader import find_leader
 from actors.learner import LearnerStatus
-from actors.link import Link, find_syncer
+from actors.link import Link
 from actors.peers import Peers
 from actors.preload import cpu_s
 from actors.recovery import CUT, FRESH, Kept, recover
@@ -175,7 +176,7 @@ class Worker:
         incarnation = entry.replica.sender.incarnation
         fields = {"learner": self._learner, "incarnation": incarnation, "source": source}
         try:
-            find_syncer(self._spec).note.remote("recovered", fields)
+            find_leader(self._spec).handle.note.remote("recovered", fields)
         except (ValueError, RayError) as error:
             _log.info("not told: %s", error)
 

@@ -11,4 +11,4 @@ fi
 # What uses no Ray in two processes of one thread each, else they wait for each other; the rest needs the machine for
 # itself.
 OMP_NUM_THREADS=1 "$VENV_PYTHON" -m pytest --numprocesses=2 tests/unit
-exec "$VENV_PYTHON" -m pytest tests/cluster tests/e2e
+exec "$VENV_PYTHON" -m pytest tests/cluster tests/nodes tests/e2e

@@ -220,6 +220,7 @@ def _check_diloco(config: Config) -> None:
 def _check_rest(config: Config) -> None:
     at_least("syncer.cpus", config.syncer.cpus, 0.0)
     whole_above_one("syncer.cpus", config.syncer.cpus)
+    above("syncer.standby_after_s", config.syncer.standby_after_s, 0.0)
     one_of("tracking.kind", config.tracking.kind, TRACKERS)
     one_of("tracking.mode", config.tracking.mode, TRACKING_MODES)
     for key in ("every_tokens", "batch_size", "sample_tokens"):

@@ -39,4 +39,14 @@ class SyncerConfig:
     """The process that merges."""
 
     cpus: float = 0.5
-    """Logical CPUs that Ray sets aside for the syncer."""
+    """Logical CPUs that Ray sets aside for the syncer, and as many again for its standby."""
+    standby: bool = False
+    """Keep a second syncer, on another node where there is one: it follows the journal, and takes over when the first
+    one or its node dies or falls silent."""
+    standby_after_s: float = 5.0
+    """Seconds of silence of the syncer that leads after which the standby takes over; at once when its process dies."""
+
+    @property
+    def all_cpus(self) -> float:
+        """Logical CPUs of all syncers."""
+        return self.cpus * (2 if self.standby else 1)

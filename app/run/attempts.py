@@ -33,7 +33,7 @@ def without_pauses(events: Sequence[Event]) -> list[Event]:
 
 
 def _earlier(event: Event, seconds: float) -> Event:
-    moved: Event = {key: event[key] - seconds for key in ("at", "struck_at", "ends_at") if key in event}
+    moved: Event = {key: event[key] - seconds for key in ("at", "struck_at", "ends_at", "silent_since") if key in event}
     if "timeline" in event:
         moved["timeline"] = {phase: at - seconds for phase, at in event["timeline"].items()}
     return {**event, **moved}

@@ -121,8 +121,17 @@ class History:
         )
 
     def _faults(self) -> list[Event]:
-        """Faults, each once: an event that the syncer may not have taken is sent again."""
-        return list({(fault["target"], fault["struck_at"]): fault for fault in self.of("fault")}.values())
+        """Faults, each once: an event that the syncer may not have taken is sent again.
+
+        A syncer that was taken over from has had one, also where nobody lived to tell: its node had the supervisor too.
+        """
+        told = list({(fault["target"], fault["struck_at"]): fault for fault in self.of("fault")}.values())
+        known = {(fault["target"], fault["incarnation"]) for fault in told}
+        return told + [
+            {"fault": "died", "target": "syncer", "incarnation": new["epoch"] - 1, "struck_at": new["silent_since"]}
+            for new in self.of("syncer_started")
+            if "silent_since" in new and ("syncer", new["epoch"] - 1) not in known
+        ]
 
     def recoveries(self) -> tuple[Recovery, ...]:
         """Every fault with the phases of its recovery."""

@@ -101,6 +101,9 @@ class Journal:
                 raise Fenced(f"epoch {self.epoch} has been replaced: {name} is another writer's") from None
             # An attempt that was reported as failed did arrive. Nobody was told of it: put this one there.
             self._store.write(name, data)
+        if self._outlived():  # the claim that should have been in the way is compacted away
+            self._store.delete(name)
+            raise Fenced(f"epoch {self.epoch} has been replaced")
         self._seq = record.seq
         return record.seq
 
@@ -113,14 +116,24 @@ class Journal:
             Fenced, OSError, ValueError: as `append`; the journal is whole whenever this fails.
         """
         self._must_have_claimed()
-        if self._store.exists(_record_name(self._seq + 1)) and not self._is_own(_record_name(self._seq + 1)):
-            raise Fenced(f"epoch {self.epoch} has been replaced")
+        self.confirm()
         record = Record(self._seq, self.epoch, self._writer, False, dict(meta), dict(tensors))
         name = f"{_SNAPSHOTS}{record.seq:012d}{_SUFFIX}"
         self._store.write(name, encode(record))
         self._store.write(_POINTER, json.dumps({"snapshot": name, "epoch": self.epoch}).encode())
         self._compact()
         return record.seq
+
+    def confirm(self) -> None:
+        """Nobody has taken over from this writer. Reads only; any thread may ask.
+
+        Raises:
+            Fenced: another writer claimed a later epoch.
+            OSError: the store can't be read.
+        """
+        following = _record_name(self._seq + 1)
+        if self._outlived() or (self._store.exists(following) and not self._is_own(following)):
+            raise Fenced(f"epoch {self.epoch} has been replaced")
 
     def load(self) -> tuple[Record | None, list[Record]]:
         """The newest usable snapshot, if any, and all records after it, oldest first. Claims are left out.
@@ -224,6 +237,22 @@ class Journal:
 
     def _record_seqs(self) -> list[int]:
         return [_seq_of(name) for name in self._store.names(_RECORDS) if _RECORD_NAME.fullmatch(name)]
+
+    def seqs(self) -> list[int]:
+        """Sequence numbers of all records that are there, rising."""
+        return self._record_seqs()
+
+    def read(self, seq: int) -> Record:
+        """One record. Raises FileNotFoundError and RecordDamaged."""
+        return self._read(_record_name(seq), seq)
+
+    def _outlived(self) -> bool:
+        """Whether there is a snapshot of what came after this writer: only its successor can have made it.
+
+        Records go when such a snapshot covers them, the successor's claim too; the snapshot is not removed by this one.
+        """
+        names = (name for name in self._store.names(_SNAPSHOTS) if _SNAPSHOT_NAME.fullmatch(name))
+        return any(_seq_of(name) > self._seq for name in names)
 
     def _is_own(self, name: str) -> bool:
         try:

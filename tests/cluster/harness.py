@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 
 from actors.driver import prepare_run
 from actors.fleet import Fleet
-from actors.spec import EVALUATOR, LEDGER, SUPERVISOR, SYNCER, RunSpec
+from actors.spec import EVALUATOR, LEDGER, SUPERVISOR, RunSpec
 from actors.start import attach, dismiss, find_supervisor, start_supervisor, status_of, wait_until_left, went_back
 from app.config import load
 from app.run import tape
@@ -75,8 +75,13 @@ class LiveRun:
     def status(self, name: str) -> Any:
         return self.try_call(name, "status")
 
+    def leading(self) -> Any:
+        """The status of the syncer that leads; None when none answers that it does."""
+        answers = [self.status(name) for name in self.spec.syncers]
+        return max((s for s in answers if hasattr(s, "epoch")), key=lambda s: s.epoch, default=None)
+
     def syncer(self) -> Any:
-        return wait_for("the syncer answers", lambda: self.status(SYNCER))
+        return wait_for("a syncer leads", self.leading)
 
     def learner(self, name: str) -> Any:
         return wait_for(f"{name} has joined", lambda: (s := self.status(name)) and s.incarnation and s)
@@ -107,10 +112,25 @@ class LiveRun:
     def wait_merges(self, more: int) -> None:
         """That many more merges."""
         before = sum(self.versions())
-        wait_for(f"{more} more merges", lambda: (s := self.status(SYNCER)) and sum(s.versions) >= before + more)
+        wait_for(f"{more} more merges", lambda: (s := self.leading()) and sum(s.versions) >= before + more)
+
+    def steps_until(self, over: Callable[[], float | None], *names: str) -> dict[str, int]:
+        """How many more steps these learners, or all, are seen to make before `over()`, the time of something."""
+        first = {name: self.learner(name).steps for name in names or self.config.learner_ids}
+        seen = []
+
+        def look() -> float | None:
+            seen.extend(status for name in first if (status := self.status(name)))
+            return over()
+
+        end = wait_for("it is over", look)
+        return {
+            name: max([s.steps - n for s in seen if s.learner == name and s.stepped_at < end])
+            for name, n in first.items()
+        }
 
     def pids(self) -> list[int]:
-        names = (*self.config.learner_ids, SYNCER, SUPERVISOR, EVALUATOR, LEDGER)
+        names = (*self.config.learner_ids, *self.spec.syncers, SUPERVISOR, EVALUATOR, LEDGER)
         found = [self.try_call(name, "pid") for name in names]
         return [pid for pid in found if pid]
 

@@ -97,21 +97,6 @@ def test_a_learner_that_hangs_is_replaced(run):
     assert run.syncer().work_exact
 
 
-def steps_until(run, over):
-    """Each learner's steps now, and how many more it is seen to have made before `over()`, the time of something."""
-    first = {name: run.learner(name).steps for name in run.config.learner_ids}
-    seen = []
-
-    def look():
-        seen.extend(status for name in first if (status := run.status(name)))
-        return over()
-
-    end = wait_for("it is over", look)
-    return {
-        name: max([s.steps - n for s in seen if s.learner == name and s.stepped_at < end]) for name, n in first.items()
-    }
-
-
 def test_a_killed_syncer_costs_merges_not_steps(run):
     before = run.syncer()
     joins = len(run.events("join"))
@@ -121,7 +106,7 @@ def test_a_killed_syncer_costs_merges_not_steps(run):
         newest = run.events("syncer_started")[-1]
         return newest["epoch"] > before.epoch and newest["at"]
 
-    without_syncer = steps_until(run, started)
+    without_syncer = run.steps_until(started)
     assert min(without_syncer.values()) > 0
     after = run.syncer()
     assert after.epoch == before.epoch + 1
@@ -172,7 +157,7 @@ def test_a_killed_ledger_costs_nothing(run):
     pid, state = run.call(LEDGER, "pid"), run.spec.work_dir / "checkpoints" / STATE
     kill(pid)
     written = state.stat().st_mtime  # it writes before it answers: until it writes again it is away
-    without_ledger = steps_until(run, lambda: (now := state.stat().st_mtime) > written and now)
+    without_ledger = run.steps_until(lambda: (now := state.stat().st_mtime) > written and now)
     assert max(without_ledger.values()) > 0
     wait_for("the ledger is back", lambda: (new := run.try_call(LEDGER, "pid")) and new != pid)
     blocks = run.config.data.block_samples // run.config.train.batch_size

@@ -12,13 +12,14 @@ import torch
 from app.diloco.agenda import Pace
 from app.diloco.codec import digest, get_codec, payload_digest
 from app.diloco.codecs.blocks import BLOCK_CODECS
-from app.diloco.durable import first_state, restore
+from app.diloco.durable import first_state
 from app.diloco.fragments import TensorSpec, build_layout
 from app.diloco.job import decode_contribution
 from app.diloco.messages import Offer
 from app.diloco.process import Body, SteppedLearner
 from app.diloco.replica import Replica
 from app.diloco.settings import CODECS, DilocoSettings
+from app.diloco.shadow import restore
 from app.diloco.stepped import SteppedFleet
 from tests.unit.lone import NUMEL
 from tests.unit.tiny import RUN, Hand, opened, tiny_layout

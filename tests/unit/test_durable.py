@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from app.diloco.durable import first_state, restore, whole_state
+from app.diloco.durable import first_state, whole_state
 from app.diloco.events import Join, Lost, Published, RecordFailed, Tick
+from app.diloco.shadow import restore
 from tests.unit.tiny import RUN, Hand, restored, through_json, tiny_layout, tiny_parameters
 
 

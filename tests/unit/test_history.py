@@ -180,6 +180,18 @@ def test_the_recovery_of_the_syncer() -> None:
     assert idle == Recovery("kill_syncer", "syncer", {"start": 1.5}, None)
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_takeover_is_a_recovery_whether_or_not_anybody_saw_the_fault(told: bool) -> None:
+    started = [event(0, "syncer_started", epoch=2), event(20, "syncer_started", epoch=3, silent_since=18.0)]
+    faults = [fault(17.5, "kill_syncer", "syncer", incarnation=2)] if told else []
+    history = History([started[0], *faults, started[1], merge(21, ("learner-0", 1))])
+    struck = 17.5 if told else 18.0
+    phases = {"start": 20 - struck, "first merge": 1.0}
+    kind = "kill_syncer" if told else "died"
+    assert history.recoveries() == (Recovery(kind, "syncer", phases, 21 - struck),)
+    assert history.syncer().recoveries_s == (21 - struck,)
+
+
 def test_figures_of_the_syncer_add_up_over_its_incarnations() -> None:
     events = [*START, syncer(110.0, 2, 1.0, 0.2, 100), syncer(112.0, 2, 3.0, 0.5, 300), syncer(115.0, 3, 0.5, 0.1, 50)]
     history = History(events)

@@ -103,6 +103,7 @@ class OnDisk(Hand):
         for name in ("a", "b"):
             self.join(name)
         for _ in range(count):
+            self.now += 10.0  # nobody can step in no time
             self.work(0.1, "a", "b")
             note()
             for name in ("a", "b"):

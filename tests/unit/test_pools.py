@@ -5,11 +5,12 @@ from accelerate.state import AcceleratorState
 
 from app.config import Config, ModelConfig, PoolConfig, TrainConfig
 from app.diloco.agenda import Pace
-from app.diloco.durable import first_state, restore
+from app.diloco.durable import first_state
 from app.diloco.fragments import build_layout, specs_of
 from app.diloco.process import Body, SteppedLearner
 from app.diloco.replica import Replica
 from app.diloco.settings import DilocoSettings
+from app.diloco.shadow import restore
 from app.diloco.stepped import SteppedFleet
 from app.learning.inner import InnerLoop
 from app.learning.model import build_model

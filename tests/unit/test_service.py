@@ -20,7 +20,7 @@ def test_a_start_gets_the_time_of_a_start(seconds, overdue):
 @pytest.mark.parametrize(("seconds", "overdue"), [(4.0, False), (7.0, True)])
 def test_one_that_has_answered_gets_the_time_of_a_hang(seconds, overdue):
     service = Service()
-    service.answered(Whereabouts("node", 7))
+    service.answered(Whereabouts("node", 7), time.monotonic())
     assert silent_for(service, seconds).overdue(start_deadline_s=60.0, hang_s=5.0) is overdue
 
 
@@ -28,7 +28,7 @@ def test_a_process_that_is_gone_is_lost_once_and_its_last_word_stays():
     service = Service()
     service.gone()
     assert service.lost is None  # nobody had answered yet
-    service.answered(Whereabouts("node", 7))
+    service.answered(Whereabouts("node", 7), time.monotonic())
     silent_for(service, 30.0).gone()
     assert service.lost == service.answer == Whereabouts("node", 7)
     assert service.starting
@@ -36,3 +36,12 @@ def test_a_process_that_is_gone_is_lost_once_and_its_last_word_stays():
     service.lost = None
     service.gone()  # found gone again while the next one starts
     assert service.lost is None
+
+
+def test_a_fault_struck_after_the_last_question_that_was_answered():
+    service = Service()
+    asked_at = time.monotonic() - 9.0
+    service.answered(Whereabouts("node", 7), asked_at)
+    service.gone()
+    assert service.well_at == asked_at
+    assert service.silent_s < 9.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from app.diloco.durable import Durable, first_state, merge_record, restore
+from app.diloco.durable import Durable, first_state, merge_record
 from app.diloco.events import (
     Arrived,
     Decision,
@@ -29,6 +29,7 @@ from app.diloco.messages import Ask, Contribution, Hello, Reply
 from app.diloco.protocol import Protocol
 from app.diloco.replica import Replica
 from app.diloco.settings import DilocoSettings
+from app.diloco.shadow import restore
 
 SPECS = [
     TensorSpec("emb", (7, 2), True),
