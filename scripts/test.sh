@@ -8,7 +8,7 @@ prepare dev
 if (($#)); then
   exec "$VENV_PYTHON" -m pytest "$@"
 fi
-# What uses no Ray in two processes of one thread each, else they wait for each other; the rest needs the machine for
-# itself.
+# Two processes of one thread each for what uses no Ray, else they wait for each other; of the rest as well two at a
+# time, file by file, each with a Ray of its own: they wait more than they compute.
 OMP_NUM_THREADS=1 "$VENV_PYTHON" -m pytest --numprocesses=2 tests/unit
-exec "$VENV_PYTHON" -m pytest tests/cluster tests/nodes tests/e2e
+exec "$VENV_PYTHON" -m pytest --numprocesses=2 --dist=loadfile tests/cluster tests/nodes tests/e2e
