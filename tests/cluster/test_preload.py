@@ -51,10 +51,11 @@ def preloader_of(actor):
 def companion_of(pid):
     """The process that Ray started, which was answered with a file of this one."""
     for process in psutil.process_iter():
-        if "actors.preload" in " ".join(process.cmdline()):
-            for info in Path(f"/proc/{process.pid}/fdinfo").iterdir():
-                if f"Pid:\t{pid}\n" in info.read_text():
-                    return process
+        with contextlib.suppress(psutil.Error, OSError):  # of others, which may just be ending
+            if "actors.preload" in " ".join(process.cmdline()):
+                for info in Path(f"/proc/{process.pid}/fdinfo").iterdir():
+                    if f"Pid:\t{pid}\n" in info.read_text():
+                        return process
     raise AssertionError(f"{pid} has no companion")
 
 

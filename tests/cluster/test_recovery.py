@@ -24,7 +24,7 @@ def recovered(run: LiveRun, learner: str, after: int) -> dict:
 def test_moments_come_from_the_learner_with_the_most_steps_or_the_next_when_it_dies_half_way(start):
     run = start("learners=3", *OFTEN)
     run.wait_training()
-    assert {event["source"] for event in run.events("recovered")} == {"fresh"}
+    assert run.events("recovered")[0]["source"] == "fresh"  # who joins later, when others are at work, asks these
     victim, others = run.learner("learner-1"), [run.learner(name) for name in ("learner-0", "learner-2")]
     wait_for("all have moments to give", lambda: all(run.try_call(o.learner, "moments") is not None for o in others))
     kill(victim.pid)
