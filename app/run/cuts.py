@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ MANIFEST = "manifest.json"
 SYNCER = "syncer"
 LEDGER = "ledger.json"
 SUFFIX = ".safetensors"
+_NAME = re.compile(rf"{FOLDER}(\d{{6,}}-\d{{6,}})/[^/]+")
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,12 @@ class Cuts:
 
     def complete(self, cut: str, learners: Sequence[str], keep: int) -> None:
         """Every part is there: it is a cut from now on, and of the older ones `keep` − 1 stay. Raises OSError."""
-        manifest = {"learners": sorted(learners)}
+        files = [f"{part}{SUFFIX}" for part in (SYNCER, *learners)]
+        sizes = {file: self._store.size(f"{FOLDER}{cut}/{file}") for file in (*files, LEDGER)}
+        manifest = {"learners": sorted(learners), "bytes": sizes}
         self._store.write(f"{FOLDER}{cut}/{MANIFEST}", json.dumps(manifest).encode())
         kept = self._whole()[-keep:]
-        for name in self._store.names(FOLDER):
-            folder = name.split("/")[1]
+        for name, folder in self._files():
             if folder <= cut and folder not in kept:
                 self._store.delete(name)
 
@@ -78,17 +81,28 @@ class Cuts:
 
     def learners(self, cut: str) -> list[str]:
         """Those that have a part in it. Raises OSError, and RecordDamaged when the manifest is none."""
+        return self._manifest(cut)[0]
+
+    def _manifest(self, cut: str) -> tuple[list[str], dict[str, int]]:
+        """Learners, and bytes of each file."""
         try:
-            return [str(learner) for learner in json.loads(self._store.read(f"{FOLDER}{cut}/{MANIFEST}"))["learners"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordDamaged(f"{cut}/{MANIFEST}: {error}") from error
+            found = json.loads(self._store.text(f"{FOLDER}{cut}/{MANIFEST}"))
+            learners, sizes = [str(learner) for learner in found["learners"]], dict(found["bytes"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RecordDamaged(f"{MANIFEST}: {error}") from error
+        return learners, sizes
 
     def newest(self) -> str | None:
-        """The newest cut of which every part can be read, None when there is none. Damaged ones are warned about."""
+        """The newest cut that is whole, None when there is none. Damaged ones are warned about.
+
+        Syncer's and ledger's parts are read, of the learners' the size is looked at: each checks its own.
+        """
         for cut in reversed(self._whole()):
             try:
-                for part in (SYNCER, *self.learners(cut)):
-                    self.part(cut, part)
+                for file, size in self._manifest(cut)[1].items():
+                    if self._store.size(f"{FOLDER}{cut}/{file}") != size:
+                        raise RecordDamaged(f"{file} has another size than it was saved with")
+                self.part(cut, SYNCER)
                 self.ledger(cut)
             except (RecordDamaged, OSError) as error:
                 _log.warning("cut %s is damaged and left out: %s", cut, error)
@@ -98,9 +112,14 @@ class Cuts:
 
     def next_number(self, epoch: int) -> int:
         """A number that no cut of this epoch has."""
-        known = [name.split("/")[1].split("-") for name in self._store.names(FOLDER)]
+        known = [folder.split("-") for _, folder in self._files()]
         return 1 + max((int(number) for of, number in known if int(of) == epoch), default=0)
 
     def _whole(self) -> list[str]:
         """Cuts with a manifest, oldest first."""
-        return [name.split("/")[1] for name in self._store.names(FOLDER) if name.endswith(f"/{MANIFEST}")]
+        return [folder for name, folder in self._files() if name.endswith(f"/{MANIFEST}")]
+
+    def _files(self) -> list[tuple[str, str]]:
+        """Names of all files of cuts, and the cut of each, oldest first. What is named otherwise is none of ours."""
+        found = ((name, _NAME.fullmatch(name)) for name in self._store.names(FOLDER))
+        return [(name, match[1]) for name, match in found if match]
