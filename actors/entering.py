@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import dataclass, replace
 
@@ -15,8 +14,6 @@ from app.diloco.fragments import Layout
 from app.diloco.messages import Hello, Welcome
 from app.diloco.replica import Replica
 from app.diloco.replica_state import restored
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,7 @@ def enter(
         if welcome.seq < 0:  # a new incarnation
             return Entry(part.token, welcome, Replica(layout, settings, parameters, welcome), None)
     welcome = join(spec, hello, stop)
-    return (
-        None if welcome is None else Entry(hello.token, welcome, Replica(layout, settings, parameters, welcome), None)
-    )
+    if welcome is None:
+        return None
+    replica = Replica(layout, settings, parameters, welcome)
+    return Entry(hello.token, welcome, replica, None)

@@ -58,8 +58,10 @@ class Fleet:
         return ray.remote(PairedSyncer).options(**options).remote(self._spec, name)
 
     def end(self, name: str) -> None:
-        """End an actor for good; one of its name may be made anew."""
-        self._kill(name)
+        """End an actor for good, if there is one; one of its name may be made anew."""
+        handle = self.find(name)
+        if handle is not None:
+            ray.kill(handle, no_restart=True)
 
     def ledger(self) -> Any:
         """The data ledger, made when it is missing."""
@@ -129,7 +131,7 @@ class Fleet:
     def end_learners(self) -> None:
         """End all learners, then give back their places; this order, else a restartable actor can hang."""
         for learner in self._spec.config.learner_ids:
-            self._kill(learner)
+            self.end(learner)
         names = {self._spec.group_name(learner) for learner in self._spec.config.learner_ids}
         for group_id, entry in placement_group_table().items():
             if entry["name"] in names and entry["state"] != "REMOVED":
@@ -138,12 +140,7 @@ class Fleet:
     def end_services(self, leader: str = SYNCER) -> None:
         """End everything else but the supervisor; the syncer that leads last, so that no other one takes over."""
         for name in sorted((EVALUATOR, RENDEZVOUS, LEDGER, *self._spec.syncers), key=lambda name: name == leader):
-            self._kill(name)
-
-    def _kill(self, name: str) -> None:
-        handle = self.find(name)
-        if handle is not None:
-            ray.kill(handle, no_restart=True)
+            self.end(name)
 
 
 def _group_by_id(group_id: str) -> Any:

@@ -48,6 +48,17 @@ def check_at_rest(world: World) -> None:
             assert stop <= start
 
 
+def run_out(world: World) -> None:
+    """Bring it to rest and to its end: every token has a fate by then, and every sample its place."""
+    settle(world)
+    check_at_rest(world)
+    end(world)
+    balance = world.protocol.books.balance()
+    assert balance.exact
+    assert balance.outstanding == 0
+    world.samples.check()
+
+
 def end(world: World) -> None:
     world.feed(Finish("budget", 20.0))
     for _ in range(100):

@@ -15,7 +15,7 @@ from app.diloco.replica import Replica
 from app.diloco.replica_state import ReplicaState, restored, state_of
 from app.diloco.settings import ADOPTIONS, DilocoSettings
 from tests.unit.network import Process, World
-from tests.unit.rest import check_at_rest, end, settle
+from tests.unit.rest import run_out
 from tests.unit.samples import Sample, Samples
 from tests.unit.test_network import TICKS, random_settings
 from tests.unit.tiny import through_json
@@ -165,13 +165,7 @@ def test_a_run_goes_on_from_a_cut_and_every_token_has_one_fate(adopt: str, batch
         saved += len(world.cuts[id].parts)
         for _ in range(TICKS // 2):
             again.tick()
-        settle(again)
-        check_at_rest(again)
-        end(again)
-        balance = again.protocol.books.balance()
-        assert balance.exact
-        assert balance.outstanding == 0
-        again.samples.check()
+        run_out(again)
     assert saved > 6
 
 

@@ -9,7 +9,7 @@ import torch
 from app.diloco.messages import Refusal
 from app.diloco.settings import ADOPTIONS, CODECS, LATE_RULES, DilocoSettings
 from tests.unit.network import World
-from tests.unit.rest import check_at_rest, end, settle
+from tests.unit.rest import check_at_rest, run_out, settle
 
 TICKS = 100
 
@@ -40,13 +40,7 @@ def test_every_token_has_one_fate(adopt: str, late: str, batch: int) -> None:
         world = World(seed, 3, random_settings(seed, adopt, late), faults=True, deaths=seed % 3 > 0)
         for _ in range(TICKS):
             world.tick()
-        settle(world)
-        check_at_rest(world)
-        end(world)
-        balance = world.protocol.books.balance()
-        assert balance.exact
-        assert balance.outstanding == 0
-        world.samples.check()
+        run_out(world)
         assert Refusal.CORRUPT not in world.protocol.refusals  # nobody sent garbage
         merges += sum(world.versions)
         refusals |= set(world.protocol.refusals)
