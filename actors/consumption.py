@@ -69,7 +69,9 @@ class Consumption:
                 self._told.set()
 
     async def settled(self, wait_s: float) -> bool:
-        """Wait until the ledger knows all, for so long at most."""
+        """Wait until the ledger knows all, for so long at most; False while something is held back."""
+        if self._holding:
+            return False
         try:
             await asyncio.wait_for(self._told.wait(), wait_s)
         except TimeoutError:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any
 
 import ray
@@ -39,27 +39,33 @@ class CutMaker:
         self._spec, self._feed, self._note, self._spawn = spec, feed, note, spawn
         self._consumption = consumption
         self._cuts = Cuts(open_store(spec.checkpoints))
+        self._numbers = itertools.count(1)
+        """An epoch is of one process, so nothing that others have made has such a name."""
+        self._one = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
 
-    async def run(self, epoch: int) -> None:
+    async def run(self) -> None:
         """Make a cut every `checkpoint.full_every_s` seconds, for ever."""
         config = self._spec.config.checkpoint
         while True:
             await asyncio.sleep(config.full_every_s)
-            await self.make(epoch, config.full_deadline_s)
+            await self.make(config.full_deadline_s)
 
-    async def make(self, epoch: int, deadline_s: float) -> None:
-        """Make a cut now, or wait for the one that is being made; it is whole or given up when this returns."""
-        try:
-            number = await asyncio.to_thread(self._cuts.next_number, epoch)
-        except OSError as error:
-            self._note("cut_given_up", cut=None, why=str(error))
-            return
-        self._over.clear()
-        self._feed(Mark(number, deadline_s))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._over.wait(), deadline_s + CALL_TIMEOUT_S)
+    async def make(self, deadline_s: float) -> None:
+        """Make a cut, once the one that is being made is over; this one is whole or given up when this returns.
+
+        What the ledger must not hear of belongs to one cut at a time.
+        """
+        async with self._one:
+            self._over.clear()
+            self._feed(Mark(next(self._numbers), deadline_s))
+            await self._over.wait()
+
+    async def quiet(self) -> None:
+        """Wait until no cut is being made."""
+        async with self._one:
+            pass
 
     def begun(self, id: CutId, state: Durable) -> None:
         """`state` is the syncer's part. What the ledger hears from now on belongs to no cut, so it hears it later."""

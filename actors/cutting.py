@@ -64,9 +64,10 @@ class Cutting:
 
     def at_boundary(self) -> None:
         """Copy the state, if a cut wants it; in the training thread, between two steps."""
-        wanted, self._wanted = self._wanted, None
+        wanted = self._wanted
         if wanted is None:
             return
+        self._wanted = None  # only now: the link's thread wants nothing more before this one is copied
         replica = self._replica
         with replica.lock:
             state = state_of(replica, self._parameters)

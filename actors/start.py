@@ -20,10 +20,11 @@ from actors.supervisor import Supervisor, SupervisorStatus
 from app.config import Config, ConfigError
 from app.diloco.durable import first_state
 from app.diloco.fragments import Layout
-from app.run.cuts import LEDGER, SYNCER, Cuts
+from app.run.cuts import LEDGER, SYNCER, Cuts, Part
 from app.run.folder import PAYLOADS, RunFolder
 from app.run.journal import Journal, JournalDamaged
 from app.run.payloads import PayloadStore
+from app.run.record import Record
 from app.run.storage import open_store
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ def write_version_0(folder: RunFolder, layout: Layout, parameters: Mapping[str, 
         PayloadStore(open_store(folder / PAYLOADS)).keep_first(state.meta, state.tensors)
     journal = Journal(folder.checkpoints, config.checkpoint.keep)
     journal.claim_epoch()
-    _check_empty(journal)
+    if _check_whole(journal) is not None:
+        raise JournalDamaged("a snapshot is there that was not there a moment ago")
     journal.snapshot(state.meta, state.tensors)
 
 
@@ -52,7 +54,7 @@ def went_back(spec: RunSpec, folder: RunFolder) -> RunSpec:
     """With `run.resume=cut`: make the newest consistent cut the state that the run goes on from.
 
     The ledger's part comes first: killed in between, the same command does it again. Raises ConfigError when there is
-    no cut, and OSError.
+    no cut, JournalDamaged when it is another model's, and OSError.
     """
     if spec.config.run.resume != "cut":
         return spec
@@ -60,8 +62,9 @@ def went_back(spec: RunSpec, folder: RunFolder) -> RunSpec:
         allowed = "auto: there is no consistent cut in it (checkpoint.full makes them)"
         raise ConfigError("run.resume", "cut", allowed)
     cuts = Cuts(folder.checkpoints)
-    folder.checkpoints.write(LEDGER, cuts.ledger(spec.cut))
     state = cuts.part(spec.cut, SYNCER)
+    _check_own(state, folder.run_id, spec.layout)
+    folder.checkpoints.write(LEDGER, cuts.ledger(spec.cut))
     journal = Journal(folder.checkpoints, spec.config.checkpoint.keep)
     journal.claim_epoch()
     journal.snapshot(state.meta, state.tensors)
@@ -72,26 +75,34 @@ def went_back(spec: RunSpec, folder: RunFolder) -> RunSpec:
 def check_checkpoint(folder: RunFolder, layout: Layout, config: Config) -> None:
     """Refuse what the syncer could not go on from. Nobody may be writing there.
 
+    A run that goes back to a cut goes on from that alone: `went_back` looks at it.
+
     Raises:
         ConfigError: the journal is damaged, or another run's, or another model's.
     """
+    if config.run.resume == "cut":
+        return
     try:
         journal = Journal(folder.checkpoints, config.checkpoint.keep)
-        state, _ = journal.load()
-        if state is None:
-            _check_empty(journal)
-        elif (state.meta.get("run_id"), state.meta.get("layout")) != (folder.run_id, layout.hash):
-            raise JournalDamaged("it belongs to another run or another model")
+        state = _check_whole(journal)
+        if state is not None:
+            _check_own(state, folder.run_id, layout)
     except (JournalDamaged, OSError, MemoryError) as error:
         raise ConfigError("run.dir", folder.location, f"its checkpoint can't be used: {error}") from error
 
 
-def _check_empty(journal: Journal) -> None:
-    """Make sure that a journal without a usable snapshot never had one. Raises JournalDamaged."""
+def _check_whole(journal: Journal) -> Record | None:
+    """The snapshot of a journal; None where it never had one. Raises JournalDamaged: it had, and none can be used."""
     state, later = journal.load()
-    if state is not None or later or journal.dropped:
+    if state is None and (later or journal.dropped):
         why = f": {', '.join(journal.dropped)} can't be read" if journal.dropped else ""
         raise JournalDamaged(f"no usable snapshot is there{why}")
+    return state
+
+
+def _check_own(state: Record | Part, run_id: str, layout: Layout) -> None:
+    if (state.meta.get("run_id"), state.meta.get("layout")) != (run_id, layout.hash):
+        raise JournalDamaged("it belongs to another run or another model")
 
 
 def start_local_ray(config: Config, namespace: str) -> None:

@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -218,9 +219,9 @@ class Syncer:
         self._start()
         if self._spec.config.checkpoint.full:
             if self._last_cut is None:
-                make = self._cuts.make(self._protocol.epoch, deadline_s)
+                make = self._cuts.make(deadline_s)
                 self._last_cut = asyncio.get_running_loop().create_task(make)
-            await asyncio.shield(self._last_cut)
+            await asyncio.wait([self._last_cut], timeout=deadline_s)
         self._feed(Finish(reason, deadline_s))
 
     async def weights(self) -> tuple[tuple[int, ...], list[Payload], int]:
@@ -232,7 +233,8 @@ class Syncer:
     async def conclude(self) -> None:
         """At the run's end: compact the journal, and let the data ledger know what became of all samples."""
         await self._publisher.snapshot()
-        self._consumption.let_go()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._cuts.quiet(), LEDGER_S)
         if await self._consumption.settled(LEDGER_S) and self._consumption.counts is not None:
             self._write("samples", **dataclasses.asdict(self._consumption.counts))
 
@@ -265,7 +267,7 @@ class Syncer:
             self._ticker.add_done_callback(self._done)
             self._spawn(self._consumption.run())
             if self._spec.config.checkpoint.full:
-                self._spawn(self._cuts.run(self._protocol.epoch))
+                self._spawn(self._cuts.run())
 
     async def _tick(self) -> None:
         while True:

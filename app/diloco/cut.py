@@ -14,8 +14,8 @@ from app.diloco.messages import Report
 
 
 def mark(machine: Machine, number: int, deadline_s: float, now: float) -> None:
-    """Begin a cut of all members, unless one is being made or the run has ended."""
-    if machine.cut is not None or machine.ended:
+    """Begin a cut of all members, unless one is being made. There is nobody to save one once the run has ended."""
+    if machine.cut is not None:
         return
     waiting = {member.learner: member.incarnation for member in machine.members.values()}
     machine.cut = OpenCut((machine.epoch, number), waiting, now + deadline_s)
@@ -41,8 +41,8 @@ def left(machine: Machine, learner: str, incarnation: int) -> None:
 
 
 def give_up_late(machine: Machine, now: float) -> None:
-    """A cut that somebody does not save in time is none."""
-    if machine.cut is not None and now >= machine.cut.deadline:
+    """A cut that somebody does not save in time, or before the run ends, is none."""
+    if machine.cut is not None and (machine.ended or now >= machine.cut.deadline):
         machine.out.append(CutGivenUp(machine.cut.id, tuple(machine.cut.waiting)))
         machine.cut = None
 

@@ -82,9 +82,9 @@ class Protocol(Machine):
 
     def _progress(self, now: float) -> None:
         """What follows from the state: the clock, closing rounds, due fragments, the budget, the end."""
+        cut.give_up_late(self, now)
         if self.ended:
             return
-        cut.give_up_late(self, now)
         if self.finishing is None and self.books.tokens >= self.budget:
             ending.finish(self, Finish(AT_BUDGET, self.settings.final_deadline_s), now)
         if self.finishing is None:

@@ -110,11 +110,6 @@ class Cuts:
             return cut
         return None
 
-    def next_number(self, epoch: int) -> int:
-        """A number that no cut of this epoch has."""
-        known = [folder.split("-") for _, folder in self._files()]
-        return 1 + max((int(number) for of, number in known if int(of) == epoch), default=0)
-
     def _whole(self) -> list[str]:
         """Cuts with a manifest, oldest first."""
         return [folder for name, folder in self._files() if name.endswith(f"/{MANIFEST}")]
