@@ -44,17 +44,23 @@ class Fleet:
             **more,
         }
 
+    def _service(self, name: str, **more: Any) -> dict[str, Any]:
+        """Options of an actor that all learners depend on: its node is to last."""
+        return self._options(name, label_selector=self._spec.config.syncer.labels, **more)
+
     def syncer(self) -> Any:
         """The syncer, made when it is missing."""
-        options = self._options(SYNCER, num_cpus=self._spec.config.syncer.cpus)
+        options = self._service(SYNCER, num_cpus=self._spec.config.syncer.cpus)
         if self._spec.config.syncer.standby:
             return ray.remote(PairedSyncer).options(**options).remote(self._spec, SYNCER)
         return ray.remote(Syncer).options(**options).remote(self._spec)
 
     def second_syncer(self, name: str, leader_node: str) -> Any:
         """The syncer that does not lead, made when it is missing; apart from the leader, if a node has room."""
-        options = self._options(name, num_cpus=self._spec.config.syncer.cpus)
-        options |= {"label_selector": {NODE_LABEL: f"!{leader_node}"}, "fallback_strategy": [{"label_selector": {}}]}
+        options = self._service(name, num_cpus=self._spec.config.syncer.cpus)
+        stable = options["label_selector"]
+        apart = {NODE_LABEL: f"!{leader_node}", **stable}
+        options |= {"label_selector": apart, "fallback_strategy": [{"label_selector": stable}]}
         return ray.remote(PairedSyncer).options(**options).remote(self._spec, name)
 
     def end(self, name: str) -> None:
@@ -66,7 +72,7 @@ class Fleet:
     def ledger(self) -> Any:
         """The data ledger, made when it is missing."""
         spec, config = self._spec, self._spec.config
-        options = self._options(LEDGER, num_cpus=0)
+        options = self._service(LEDGER, num_cpus=0)
         if config.data.streaming:
             options["max_concurrency"] = STREAM_CALLS
             return ray.remote(StreamLedger).options(**options).remote(spec)
@@ -75,13 +81,13 @@ class Fleet:
 
     def evaluator(self) -> Any:
         """The evaluator, made when it is missing. One call works, another says that the process is well."""
-        options = self._options(EVALUATOR, num_cpus=0, max_concurrency=2)
+        options = self._service(EVALUATOR, num_cpus=0, max_concurrency=2)
         return ray.remote(Evaluator).options(**options).remote(self._spec)
 
     def rendezvous(self) -> Any:
         """Where the learners of a data-parallel run meet, made when it is missing."""
         members, elastic = self._spec.config.learner_ids, self._spec.config.train.elastic
-        return ray.remote(Rendezvous).options(**self._options(RENDEZVOUS, num_cpus=0)).remote(members, elastic)
+        return ray.remote(Rendezvous).options(**self._service(RENDEZVOUS, num_cpus=0)).remote(members, elastic)
 
     def learner(self, learner: str) -> Any:
         """A learner in its placement group, made when it is missing; pending until the cluster has room."""
@@ -89,8 +95,9 @@ class Fleet:
         strategy = PlacementGroupSchedulingStrategy(self._group(learner), placement_group_bundle_index=0)
         options = self._options(
             learner,
-            num_cpus=pool.cpus_per_learner,
-            num_gpus=pool.gpus_per_learner,
+            num_cpus=pool.cpus_per_worker,
+            num_gpus=pool.gpus_per_worker,
+            resources=dict(pool.resources_per_worker),
             scheduling_strategy=strategy,
             max_concurrency=4,
         )
@@ -102,14 +109,13 @@ class Fleet:
             return ray.util.get_placement_group(name)
         except ValueError:
             pool = self._spec.config.pool_of(learner).settings
-            bundle = {"CPU": pool.cpus_per_learner, "GPU": pool.gpus_per_learner}
-            selector = [pool.label_selector] if pool.label_selector else None
+            workers = pool.workers_per_learner
             return placement_group(
-                [{resource: amount for resource, amount in bundle.items() if amount}],
-                strategy="STRICT_PACK",
+                [pool.resources] * workers,
+                strategy="STRICT_PACK" if pool.one_node else "PACK",
                 name=name,
                 lifetime="detached",
-                bundle_label_selector=selector,
+                bundle_label_selector=[pool.labels] * workers if pool.labels else None,
             )
 
     def find(self, name: str) -> Any | None:

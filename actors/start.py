@@ -7,6 +7,7 @@ import math
 import os
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from ray.exceptions import ActorDiedError, RayError
 from actors.spec import SUPERVISOR, RunSpec, namespace_of
 from actors.supervisor import Supervisor, SupervisorStatus
 from app.config import Config, ConfigError
+from app.config.pools import MARKET_LABEL, PoolConfig
 from app.diloco.durable import first_state
 from app.diloco.fragments import Layout
 from app.run.cuts import LEDGER, SYNCER, Cuts, Part
@@ -107,7 +109,7 @@ def _check_own(state: Record | Part, run_id: str, layout: Layout) -> None:
 
 def start_local_ray(config: Config, namespace: str) -> None:
     """Start a Ray of this machine's own, with room for the run's actors whatever the number of cores."""
-    learners = sum(number * config.pools[name].cpus_per_learner for name, number in config.pool_sizes.items())
+    learners = sum(amount * config.pools[name].cpus_per_worker for name, amount in _most_workers(config).items())
     ray.init(
         address="local",
         num_cpus=max(os.cpu_count() or 1, math.ceil(learners + config.syncer.all_cpus)),
@@ -123,21 +125,35 @@ def check_room(config: Config) -> None:
     """Refuse learners that this machine's own Ray could never place: no other node will ever come.
 
     Raises:
-        ConfigError: it has too few GPUs, or not the labels that are asked for.
+        ConfigError: it has too few GPUs or other resources, or not the labels that are asked for.
     """
     (node,) = ray.nodes()
-    gpus, wanted = node["Resources"].get("GPU", 0.0), 0.0
+    there = node["Resources"]
+    wanted: defaultdict[str, float] = defaultdict(float)
     for name, number in config.pool_sizes.items():
         pool = config.pools[name]
-        wanted += number * pool.gpus_per_learner
-        if wanted > gpus:
-            allowed = f"{config.learners} learners; this machine has {gpus:g}"
-            raise ConfigError(f"pools.{name}.gpus_per_learner", pool.gpus_per_learner, allowed)
-        for label, value in pool.label_selector.items():
+        for resource, amount in pool.resources.items():
+            wanted[resource] += number * pool.workers_per_learner * amount
+            if resource != "CPU" and wanted[resource] > (has := there.get(resource, 0.0)):
+                key = {"GPU": "gpus_per_worker"}.get(resource, f"resources_per_worker.{resource}")
+                raise ConfigError(f"pools.{name}.{key}", amount, f"{number} learners; this machine has {has:g}")
+        for label, value in pool.labels.items():
             expression = not value.isidentifier()  # of Ray: !a, in(a, b)
-            if not expression and node["Labels"].get(label) != value:
-                key = f"pools.{name}.label_selector.{label}"
-                raise ConfigError(key, value, f"this machine has the labels {node['Labels']}")
+            if number and not expression and node["Labels"].get(label) != value:
+                raise ConfigError(_key_of(name, pool, label), value, f"this machine has the labels {node['Labels']}")
+
+
+def _most_workers(config: Config) -> dict[str, int]:
+    """Workers of each pool when it has grown as far as it may."""
+    sizes, pools = config.pool_sizes, config.pools
+    return {n: max(sizes[n], pools[n].max_learners or 0) * pools[n].workers_per_learner for n in sizes}
+
+
+def _key_of(name: str, pool: PoolConfig, label: str) -> str:
+    """The setting that asks for a label."""
+    if label in pool.label_selector:
+        return f"pools.{name}.label_selector.{label}"
+    return f"pools.{name}.{'spot' if label == MARKET_LABEL else 'accelerator'}"
 
 
 def find_supervisor(run_id: str) -> Any | None:

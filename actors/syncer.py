@@ -136,7 +136,7 @@ class Syncer:
         if not is_hello(hello):
             self._feed(Join(hello))  # counted
             raise Denied("this is no hello")
-        if hello.learner not in self._spec.config.learner_ids:
+        if not self._spec.config.has_learner(hello.learner):
             raise Denied(f"{hello.learner} is no learner of this run")
         future = self._hellos.get(hello.token)
         if future is None or future.done():

@@ -10,7 +10,7 @@ from app.config.chaos import check_chaos
 from app.config.error import ConfigError
 from app.config.limits import check_limits, check_pass
 from app.config.location import check_location
-from app.config.pools import PoolConfig
+from app.config.pool_checks import check_pools
 from app.config.rules import (
     above,
     at_least,
@@ -55,7 +55,7 @@ def check(config: Config) -> None:
     check_data(config)
     _check_train(config)
     _check_algo(config)
-    _check_pools(config)
+    check_pools(config)
     _check_diloco(config)
     check_chaos(config.chaos, config.learner_ids, config.pools)
     _check_rest(config)
@@ -137,45 +137,9 @@ def _check_algo(config: Config) -> None:
         if (value := getattr(config.diloco, key)) != needed:
             raise ConfigError(f"diloco.{key}", value, f"{str(needed).lower()} is needed when algo=data_parallel")
     for name, pool in config.pools.items():
-        if 0 < pool.gpus_per_learner < 1:
-            key = f"pools.{name}.gpus_per_learner"
-            raise ConfigError(key, pool.gpus_per_learner, "0 or whole GPUs are needed when algo=data_parallel")
-
-
-def _check_pools(config: Config) -> None:
-    if not config.pools:
-        raise ConfigError("pools", "{}", "at least one pool is needed")
-    for name, pool in config.pools.items():
-        _check_pool(f"pools.{name}", name, pool)
-        if pool.batch_size is not None:
-            check_pass(f"pools.{name}.batch_size", pool.batch_size, config.data.seq_len)
-    rest = [name for name, pool in config.pools.items() if pool.learners is None]
-    if len(rest) > 1:
-        raise ConfigError(f"pools.{rest[1]}.learners", None, f"a number is needed, as pools.{rest[0]} takes the rest")
-    given = {name: pool.learners for name, pool in config.pools.items() if pool.learners is not None}
-    total = sum(given.values())
-    if total > config.learners or (total < config.learners and not rest):
-        name, number = list(given.items())[-1]
-        allowed = f"the pools have {total} learners, and learners={config.learners}"
-        raise ConfigError(f"pools.{name}.learners", number, allowed + "; null in one pool means the rest")
-
-
-def _check_pool(key: str, name: str, pool: PoolConfig) -> None:
-    if not name or any(c in name for c in "/\\\n\0"):
-        raise ConfigError("pools", name, "a name without slashes is needed")
-    if pool.learners is not None:
-        at_least(f"{key}.learners", pool.learners, 0)
-    above(f"{key}.cpus_per_learner", pool.cpus_per_learner, 0.0)
-    at_least(f"{key}.gpus_per_learner", pool.gpus_per_learner, 0.0)
-    for resource in ("cpus_per_learner", "gpus_per_learner"):
-        whole_above_one(f"{key}.{resource}", getattr(pool, resource))
-    if pool.batch_size is not None:
-        at_least(f"{key}.batch_size", pool.batch_size, 1)
-    if pool.accumulation is not None:
-        at_least(f"{key}.accumulation", pool.accumulation, 1)
-    if pool.precision is not None:
-        one_of(f"{key}.precision", pool.precision, PRECISIONS)
-    at_least(f"{key}.slowdown", pool.slowdown, 1.0)
+        if 0 < pool.gpus_per_worker < 1:
+            key = f"pools.{name}.gpus_per_worker"
+            raise ConfigError(key, pool.gpus_per_worker, "0 or whole GPUs are needed when algo=data_parallel")
 
 
 def _check_diloco(config: Config) -> None:

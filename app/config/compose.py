@@ -154,7 +154,9 @@ def _samples_a_step(config: Any) -> float:
     pools = [
         (
             sizes[name],
-            (pool.batch_size or train.batch_size) * (pool.accumulation or train.accumulation),
+            (pool.batch_size or train.batch_size)
+            * (pool.accumulation or train.accumulation)
+            * pool.workers_per_learner,
             pool.slowdown,
         )
         for name, pool in config.pools.items()
@@ -177,7 +179,7 @@ def _check_pool_names(overrides: Sequence[str], values: dict[str, str]) -> None:
         pools = [*_composed(rest).pools, *_added_pools(overrides)]
         for key, name in wanted.items():
             if name not in pools:
-                allowed = f"the pools are {', '.join(pools)}; +pools.{name}.learners=... adds one"
+                allowed = f"the pools are {', '.join(pools)}; +pools.{name}.min_learners=... adds one"
                 raise ConfigError(key, values[key], allowed)
 
 

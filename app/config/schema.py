@@ -6,10 +6,10 @@ The text under each field is what `--help` prints. YAML files and command lines 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 from app.config.chaos import ChaosConfig
 from app.config.pools import PoolConfig, SyncerConfig, sizes_of
+from app.config.roster import first_learners, pool_name_of
 from app.diloco.settings import DilocoSettings
 
 ALGORITHMS = ("decoupled", "streaming", "diloco", "data_parallel")
@@ -119,7 +119,7 @@ class TrainConfig:
     tokens: int = 2_400_000
     """Token budget of the whole run, all learners together."""
     batch_size: int = 8
-    """Samples in one forward pass of one learner."""
+    """Samples in one forward pass of one worker; a learner has one, unless its pool says otherwise."""
     accumulation: int = 1
     """Forward passes in one inner step."""
     optimizer: str = "muon"
@@ -142,6 +142,10 @@ class TrainConfig:
     """Gradients are scaled down to this norm."""
     precision: str = "auto"
     """auto (bf16 autocast on a GPU that has it, fp32 on a CPU), fp32 or bf16. Weights are always fp32."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
+    compile: bool = False
+    """Compile the model with torch.compile; needs a compiler on the learners' nodes."""
     recovery: str = "peer"
     """Optimizer state of a learner that joins a run under way: peer (that of the learner with the most steps),
     checkpoint (its own latest one) or fresh, as where there is none to be had."""
@@ -255,7 +259,7 @@ class Config:
     """Everything about one run."""
 
     learners: int = 4
-    """M: learners to train with."""
+    """M: learners to train with; pools with larger `max_learners` may add more on the way."""
     algo: str = "decoupled"
     """decoupled, streaming, diloco or data_parallel; each is a file of conf/algo that sets the rest of it."""
     run: RunConfig = field(default_factory=RunConfig)
@@ -287,28 +291,34 @@ class Config:
 
     @property
     def learner_ids(self) -> tuple[str, ...]:
-        """The learners' names, `learner-0` to `learner-<M-1>`."""
-        return tuple(f"learner-{i}" for i in range(self.learners))
+        """The learners that the run starts with, `learner-0` to `learner-<M-1>`."""
+        return first_learners(self.learners)
 
     @property
     def pool_sizes(self) -> dict[str, int]:
-        """Learners of each pool, in the order in which they are given out."""
+        """Learners that each pool starts with, in the order in which they are given out."""
         return sizes_of(self.learners, self.pools)
 
     @property
     def most_step_tokens(self) -> int:
         """Tokens of an inner step of the pool with the largest."""
         sizes = (
-            (pool.batch_size or self.train.batch_size) * (pool.accumulation or self.train.accumulation)
+            (pool.batch_size or self.train.batch_size)
+            * (pool.accumulation or self.train.accumulation)
+            * pool.workers_per_learner
             for pool in self.pools.values()
         )
         return max(sizes) * self.data.seq_len
 
+    def has_learner(self, learner: str) -> bool:
+        """Whether one of this name may be in the run, from the start or later."""
+        return pool_name_of(learner, self.pool_sizes) is not None
+
     def pool_of(self, learner: str) -> Pool:
-        """The pool of a learner of `learner_ids`, with the inner loop's settings as they are there."""
-        ends = accumulate(self.pool_sizes.values())
-        place = self.learner_ids.index(learner)
-        name = next(name for name, end in zip(self.pools, ends, strict=True) if place < end)
+        """The pool of a learner, with the inner loop's settings as they are there. Raises ValueError: it has none."""
+        name = pool_name_of(learner, self.pool_sizes)
+        if name is None:
+            raise ValueError(f"{learner} is no learner of this run")
         pool = self.pools[name]
         own = {key: getattr(pool, key) for key in ("batch_size", "accumulation", "precision")}
         train = replace(self.train, **{key: value for key, value in own.items() if value is not None})

@@ -98,7 +98,7 @@ def test_elastic_data_parallel_goes_on_without_the_dead_and_takes_them_back_in(s
         "algo=data_parallel",
         "train.elastic=true",
         "learners=3",
-        "+pools.dark.learners=1",
+        "+pools.dark.min_learners=1",
         "chaos.faults=[{kind: kill_site, target: dark, at_s: 2, seconds: 20}]",
     )
     (dark,) = (name for name in run.config.learner_ids if run.config.pool_of(name).name == "dark")

@@ -107,7 +107,7 @@ def test_a_garbage_sender_is_fenced_off_and_replaced(start):
 def test_a_site_goes_dark_and_comes_back(start):
     run = start(
         "learners=4",
-        "+pools.dark.learners=2",
+        "+pools.dark.min_learners=2",
         listed({"kind": "kill_site", "target": "dark", "at_s": 2, "seconds": 4}),
     )
     dark = [name for name in run.config.learner_ids if run.config.pool_of(name).name == "dark"]

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def test_what_has_no_place_is_named_and_can_be_stopped(start):
-    run = start("syncer.cpus=64", "pools.local.cpus_per_learner=3")  # on 4 CPUs
+    run = start("syncer.cpus=64", "pools.local.cpus_per_worker=3")  # on 4 CPUs
     wanted = {"a node with 64 CPU for the syncer", "3 CPU to become free for learner-1"}
     wait_for("both are named", lambda: set(unplaced(run.spec)) == wanted)
     summary = run.finish()

@@ -147,7 +147,7 @@ def test_several_nodes_share_a_run_folder_that_is_a_url(s3, tmp_path, monkeypatc
     try:
         cluster.add_node(num_cpus=1, labels={"zone": "b"}, env_vars={"XDG_CACHE_HOME": str(caches[1])})
         keys = ["run.cache_dir=null", "train.tokens=20000", "supervisor.linger_s=2"]
-        keys += ["pools.local.label_selector={zone: a}", "+pools.b.learners=1", "+pools.b.label_selector={zone: b}"]
+        keys += ["pools.local.label_selector={zone: a}", "+pools.b.min_learners=1", "+pools.b.label_selector={zone: b}"]
         env = {**s3.env, "RAY_ADDRESS": cluster.address}
         run = Run(f"s3://{BUCKET}/{uuid.uuid4().hex}/run", tmp_path / "cwd", env, *keys)
         assert run.wait() == 0, run.log.read_text()

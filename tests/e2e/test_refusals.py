@@ -30,7 +30,7 @@ def test_one_line_and_exit_2(command, overrides, parts):
     assert "starting Ray" not in refused.output
 
 
-@pytest.mark.parametrize("override", ["pools.local.gpus_per_learner=64", "pools.local.label_selector={zone: nowhere}"])
+@pytest.mark.parametrize("override", ["pools.local.gpus_per_worker=64", "pools.local.label_selector={zone: nowhere}"])
 def test_what_this_machine_can_never_place_is_refused(command, override):
     refused = command(override)
     assert refused.wait() == 2, refused.output

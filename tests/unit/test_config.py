@@ -53,12 +53,12 @@ REFUSED = [
     ),
     (["eval.batch_size=1000000"], "eval.batch_size=1000000", "at most 131,072 with data.seq_len=128"),
     (["supervisor.linger_s=1e10"], "supervisor.linger_s=10000000000.0", "at most 1,000,000,000"),
-    (["pools.local.cpus_per_learner=100000"], "pools.local.cpus_per_learner=100000", "at most 65,536"),
+    (["pools.local.cpus_per_worker=100000"], "pools.local.cpus_per_worker=100000", "at most 65,536"),
     (["pools.local.batch_size=1000000"], "pools.local.batch_size=1000000", "131,072 with data.seq_len=128"),
     (["chaos.faults=[{target: learner-0, seconds: 1e12}]"], "chaos.faults[0].seconds=1000000000000.0", "at most"),
     (["learners=1,2"], "learners=1,2", "one value"),
     (["~learners"], "~learners=", "key=value"),
-    (["lerners=2"], "lerners=2", "learners"),
+    (["min_lerners=2"], "min_lerners=2", "learners"),
     (["fragments=2"], "fragments=2", "diloco.fragments"),
     (["diloco.fragmnts=2"], "diloco.fragmnts=2", "diloco.fragments"),
     (["+nothing.like.it=2"], "nothing.like.it=2", "--help"),
@@ -141,11 +141,11 @@ REFUSED = [
     (["checkpoint.keep=0"], "checkpoint.keep=0", "at least 1"),
     (["supervisor.poll_s=0"], "supervisor.poll_s=0", "more than 0"),
     (["pools.local.batch_size=many"], "pools.local.batch_size=many", "whole number or null"),
-    (["pools.local.lerners=2"], "pools.local.lerners=2", "pools.<name>.learners"),
-    (["+pools.extra.lerners=2"], "pools.extra.lerners=2", "pools.<name>.learners"),
+    (["pools.local.min_lerners=2"], "pools.local.min_lerners=2", "pools.<name>.min_learners"),
+    (["+pools.extra.min_lerners=2"], "pools.extra.min_lerners=2", "pools.<name>.min_learners"),
     (["pools.lcoal.batch_size=2"], "pools.lcoal.batch_size=2", "the pools are local;"),
     (["pools.lcoal.label_selector.zone=a"], "pools.lcoal.label_selector.zone=a", "the pools are local;"),
-    (["+pools.extra.batch_size=2"], "pools.extra.learners=null", "pools.local takes the rest"),
+    (["+pools.extra.batch_size=2"], "pools.extra.min_learners=null", "pools.local takes the rest"),
     (["pools=far"], "pools=far", "local, mixed"),
     (["pools=mixed", "train.batch_size=1"], "pools.slow.batch_size=0", "at least 1"),
     (["train.optimizer=adam"], "train.optimizer=adam", "muon, adamw"),
@@ -253,9 +253,9 @@ def test_learners_are_given_to_pools_in_the_order_of_the_pools() -> None:
 
 
 def test_a_pool_can_be_added_and_comes_last() -> None:
-    config = load(["+pools.extra.learners=1", "+pools.extra.batch_size=2", "+pools.far={learners: 2}"])
+    config = load(["+pools.extra.min_learners=1", "+pools.extra.batch_size=2", "+pools.far={min_learners: 2}"])
     assert config.pool_sizes == {"local": 1, "extra": 1, "far": 2}
-    assert config.pools["extra"] == PoolConfig(learners=1, batch_size=2)
+    assert config.pools["extra"] == PoolConfig(min_learners=1, batch_size=2)
     assert list(config.pools) == ["local", "extra", "far"]
 
 
@@ -285,21 +285,21 @@ def test_data_parallel_only_works_with_weights_that_stay(change: dict[str, Any])
     check(good)
     with pytest.raises(ConfigError, match="when algo=data_parallel"):
         check(dataclasses.replace(good, diloco=dataclasses.replace(good.diloco, **change)))
-    with pytest.raises(ConfigError, match=r"^pools\.a\.gpus_per_learner=0\.5"):
-        check(dataclasses.replace(good, pools={"a": PoolConfig(gpus_per_learner=0.5)}))
+    with pytest.raises(ConfigError, match=r"^pools\.a\.gpus_per_worker=0\.5"):
+        check(dataclasses.replace(good, pools={"a": PoolConfig(gpus_per_worker=0.5)}))
 
 
 REFUSED_POOLS = [
     ({}, "pools={}", "at least one"),
-    ({"a": PoolConfig(learners=3)}, "pools.a.learners=3", "3 learners, and learners=4"),
-    ({"a": PoolConfig(), "b": PoolConfig(learners=5)}, "pools.b.learners=5", "5 learners, and learners=4"),
-    ({"a": PoolConfig(learners=-1), "b": PoolConfig()}, "pools.a.learners=-1", "at least 0"),
-    ({"a": PoolConfig(), "b": PoolConfig()}, "pools.b.learners=null", "pools.a takes the rest"),
+    ({"a": PoolConfig(min_learners=3)}, "pools.a.min_learners=3", "3 learners, and learners=4"),
+    ({"a": PoolConfig(), "b": PoolConfig(min_learners=5)}, "pools.b.min_learners=5", "5 learners, and learners=4"),
+    ({"a": PoolConfig(min_learners=-1), "b": PoolConfig()}, "pools.a.min_learners=-1", "at least 0"),
+    ({"a": PoolConfig(), "b": PoolConfig()}, "pools.b.min_learners=null", "pools.a takes the rest"),
     ({"a/b": PoolConfig()}, "pools=a/b", "without slashes"),
-    ({"a": PoolConfig(cpus_per_learner=0.0)}, "pools.a.cpus_per_learner=0.0", "more than 0"),
-    ({"a": PoolConfig(cpus_per_learner=1.5)}, "pools.a.cpus_per_learner=1.5", "whole numbers above"),
-    ({"a": PoolConfig(gpus_per_learner=-1.0)}, "pools.a.gpus_per_learner=-1.0", "at least 0"),
-    ({"a": PoolConfig(gpus_per_learner=2.5)}, "pools.a.gpus_per_learner=2.5", "whole numbers above"),
+    ({"a": PoolConfig(cpus_per_worker=0.0)}, "pools.a.cpus_per_worker=0.0", "more than 0"),
+    ({"a": PoolConfig(cpus_per_worker=1.5)}, "pools.a.cpus_per_worker=1.5", "whole numbers above"),
+    ({"a": PoolConfig(gpus_per_worker=-1.0)}, "pools.a.gpus_per_worker=-1.0", "at least 0"),
+    ({"a": PoolConfig(gpus_per_worker=2.5)}, "pools.a.gpus_per_worker=2.5", "whole numbers above"),
     ({"a": PoolConfig(batch_size=0)}, "pools.a.batch_size=0", "at least 1"),
     ({"a": PoolConfig(accumulation=0)}, "pools.a.accumulation=0", "at least 1"),
     ({"a": PoolConfig(precision="fp16")}, "pools.a.precision=fp16", "auto, fp32, bf16"),

@@ -35,12 +35,12 @@ def test_the_rule_by_hand(rounds: float, muon_lr: float, momentum: float) -> Non
         (["train.tokens=6553600", "algo=streaming"], 100),
         (["train.tokens=6553600", "pools.local.batch_size=16"], 50),
         (["train.tokens=6553600", "pools.local.accumulation=4"], 25),
-        (["train.tokens=6553600", "+pools.slow.learners=2", "+pools.slow.slowdown=2"], 100 * 4 / 3),
+        (["train.tokens=6553600", "+pools.slow.min_learners=2", "+pools.slow.slowdown=2"], 100 * 4 / 3),
         (
-            ["train.tokens=6553600", "+pools.slow.learners=2", "+pools.slow.slowdown=2", "diloco.min_quorum=3"],
+            ["train.tokens=6553600", "+pools.slow.min_learners=2", "+pools.slow.slowdown=2", "diloco.min_quorum=3"],
             100 * 2 / 3,
         ),
-        (["train.tokens=6553600", "+pools.slow.learners=2", "+pools.slow.slowdown=2", "algo=streaming"], 100),
+        (["train.tokens=6553600", "+pools.slow.min_learners=2", "+pools.slow.slowdown=2", "algo=streaming"], 100),
         (["train.tokens=6553600", "pools=mixed"], 100 * 4 / (2 + 2 * 0.5 / 3)),
     ],
 )

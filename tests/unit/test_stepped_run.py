@@ -50,7 +50,7 @@ def test_several_learners_learn_alike_every_time(folder, codec):
 
 
 def test_slow_learners_and_deaths_take_their_share(folder):
-    slow = ("+pools.slow.learners=1", "+pools.slow.slowdown=4", "+pools.slow.batch_size=1")
+    slow = ("+pools.slow.min_learners=1", "+pools.slow.slowdown=4", "+pools.slow.batch_size=1")
     mixed = config("learners=3", "train.tokens=6000", *slow)
     schedule = Schedule(adopt_on_arrival=True, jitter_s=0.02, kill_every_s=2.0, notice_s=0.5, away_s=1.5)
     disturbed = train_decoupled(mixed, folder, schedule)

@@ -31,9 +31,9 @@ INT4 = ("diloco.codec_up=int4", "diloco.codec_down=int4")
 FP4 = ("diloco.codec_up=fp4", "diloco.codec_down=fp4")
 BF16 = ("diloco.codec_up=bf16", "diloco.codec_down=bf16")
 MIXED = (
-    "+pools.slow.learners=1",
+    "+pools.slow.min_learners=1",
     "+pools.slow.slowdown=2",
-    "+pools.slower.learners=1",
+    "+pools.slower.min_learners=1",
     "+pools.slower.slowdown=4",
 )
 """Two of four learners are slow: one takes twice as long for a step, one four times."""
