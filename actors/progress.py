@@ -36,7 +36,7 @@ class Progress:
         syncer = status.syncer
         tokens = syncer.tokens if syncer else 0
         return RunView(
-            rows=tuple(self._row(learner, status) for learner in self._spec.config.learner_ids),
+            rows=tuple(self._row(learner, status) for learner in status.present),
             tokens=tokens,
             budget=self._spec.config.train.tokens,
             tokens_per_s=self._speed(tokens) if syncer else 0.0,
