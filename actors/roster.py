@@ -18,13 +18,14 @@ from actors.fleet import Fleet, Placed
 from actors.lookout import Lookout
 from actors.monitor import Monitor
 from actors.spec import RunSpec
+from app.diloco.handing_in import LEFT
 from app.run.growth import Add, Growth, Place, Send, Withdraw
 
 _log = logging.getLogger(__name__)
 
 SCALED = "scaled"
 """Kind of the event that says how many learners a pool may have from now on."""
-LEFT = "left"
+GONE = "left"
 """State of a learner that has handed in, or had no time for it."""
 MARGIN_S = 2.0
 """A learner is to be gone so many seconds before its node."""
@@ -104,6 +105,9 @@ class Roster:
         for learner, placed in places.items():
             if placed.place is Place.PLACED and learner not in self._placed:
                 self._monitor.note("placed", learner=learner, pool=self._spec.config.pool_of(learner).name)
+        for learner in self._placed:
+            if learner in places and places[learner].place is not Place.PLACED:
+                self._monitor.note("removed", learner=learner, reason="its node is gone")
         self._placed = {learner: placed for learner, placed in places.items() if placed.place is Place.PLACED}
 
     def _send_from_nodes_that_go(self, places: dict[str, Placed]) -> None:
@@ -126,9 +130,9 @@ class Roster:
     def _end_those_that_left(self, places: dict[str, Placed]) -> None:
         for learner, leave in list(self._leaving.items()):
             status = self._lookout.learners.get(learner)
-            left = status is not None and status.state == LEFT
-            never_there = status is None and learner not in self._lookout.seen
-            if left or never_there or learner not in places or time.monotonic() > leave.until + MARGIN_S:
+            left = status is not None and status.state == GONE
+            unheard = learner not in self._lookout.seen and time.monotonic() > leave.told_at + MARGIN_S
+            if left or unheard or learner not in places or time.monotonic() > leave.until + MARGIN_S:
                 self._drop(learner, leave.reason, places)
 
     def _drop(self, learner: str, reason: str, places: dict[str, Placed]) -> None:
