@@ -1,9 +1,9 @@
 """Which learners a run wants now: pools grow where there is room, and shrink. Pure: times are passed in, in seconds.
 
-A pool starts with its first learners, wanted at once and whatever happens to them. Beyond those it holds one standing
-request at a time up to its limit: a learner that has no place yet, and gets one when a node appears. A request that
-waits for too long rests for a while. One that was placed and loses its node is given up, not moved: the next request
-takes whatever there is. Where that happens again and again, the pool asks later and later.
+A pool starts with its first learners, wanted at once and whatever happens to them. Beyond those, once they have places,
+it holds one standing request at a time up to its limit: a learner that has no place yet, and gets one when a node
+appears. A request that waits for too long rests for a while. One that was placed and loses its node is given up, not
+moved: the next request takes whatever there is. Where that happens again and again, the pool asks later and later.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Growth:
         for learner in staying[room:]:
             waiting = mine[learner] is Place.WAITING
             wishes.append(Withdraw(learner) if waiting else Send(learner, "the pool has shrunk"))
-        waits = any(mine[x] is not Place.PLACED for x in staying)
+        waits = any(mine.get(x, Place.WAITING) is not Place.PLACED for x in (*first, *staying))
         if len(staying) < room and not waits and not gone and now >= pool.not_before:
             taken = {*mine}
             free = next(x for k in range(len(taken) + 1) if (x := extra_learner(name, k)) not in taken)

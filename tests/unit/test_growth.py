@@ -44,8 +44,9 @@ class Scene:
 def grown(most_a: int, most_b: int = 1) -> Scene:
     """All first learners have places."""
     scene = Scene(most_a, most_b)
-    assert scene.look()[:3] != []
+    scene.look()
     scene.place("learner-0", "learner-1", "learner-2")
+    scene.look()
     return scene
 
 
@@ -57,6 +58,15 @@ def test_the_first_learners_are_wanted_at_once_and_always() -> None:
     assert scene.look(10_000.0) == []  # Ray moves it
     scene.gone("learner-2")
     assert scene.look() == [Add("learner-2")]
+
+
+def test_further_ones_are_asked_for_when_the_first_have_places() -> None:
+    scene = Scene(3, 2)
+    scene.look()
+    scene.place("learner-0", "learner-2")
+    assert scene.look() == [Add("b-0")]
+    scene.place("learner-1")
+    assert scene.look() == [Add("a-0")]
 
 
 def test_a_pool_has_one_request_until_it_is_full_and_pools_do_not_wait_for_each_other() -> None:
@@ -142,8 +152,10 @@ def test_a_pool_that_shrinks_gives_up_its_request_first_then_its_last_learners()
     assert scene.look() == []
     assert scene.there == {"learner-0": PLACED, "learner-2": PLACED}
     scene.growth.scale("a", 3)
-    assert scene.look() == [Add("learner-1"), Add("a-0")]
-    assert scene.look(CONFIG.steady_s) == []
+    assert scene.look() == [Add("learner-1")]
+    assert scene.look() == []
+    scene.place("learner-1")
+    assert scene.look() == [Add("a-0")]
 
 
 def test_growing_again_while_one_still_leaves_takes_another_name() -> None:
