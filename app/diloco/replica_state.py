@@ -36,7 +36,7 @@ def state_of(replica: Replica) -> ReplicaState:
         replica.adopt()
         meta: dict[str, Any] = {name: getattr(replica, name) for name in COUNTERS}
         meta["fragments"] = [_meta(held) for held in replica.fragments]
-        tensors = {}
+        tensors: dict[str, torch.Tensor] = {}
         for p, held in enumerate(replica.fragments):
             tensors |= {f"{p}/theta": replica.theta(p), **_tensors(p, held)}
     return ReplicaState(meta, tensors)
