@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from actors.boundary import Boundary
 from actors.feed import Feed
 from actors.spec import RunSpec
 from app.diloco.messages import CutId
@@ -23,61 +23,35 @@ from app.run.storage import open_store
 
 _log = logging.getLogger(__name__)
 
-POLL_S = 0.02
 MOMENTS = "moments/"
 REPLICA = "replica/"
 RNG = "rng"
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A cut that the training thread is to copy its state for, and when that is done."""
-
-    id: CutId
-    copied: threading.Event
-
-
 class Cutting:
     """Copies the learner's state between two steps; a thread of its own writes the copy."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        token: str,
-        replica: Replica,
-        loop: InnerLoop,
-        parameters: dict[str, torch.nn.Parameter],
-        feed: Feed,
-    ):
+    def __init__(self, spec: RunSpec, token: str, replica: Replica, loop: InnerLoop, feed: Feed, boundary: Boundary):
         """`token` is that of the hello by which the incarnation joined."""
         self._cuts = Cuts(open_store(spec.checkpoints))
-        self._token, self._replica, self._loop, self._parameters, self._feed = token, replica, loop, parameters, feed
-        self._wanted: Wanted | None = None
+        self._token, self._replica, self._loop, self._feed = token, replica, loop, feed
+        self._boundary = boundary
 
-    def want(self, id: CutId, alive: Callable[[], bool]) -> None:
+    def want(self, id: CutId) -> None:
         """Wait until the training thread has copied its state for this cut, if it has not; in the link's thread."""
-        if id <= (self._replica.cut_taken or (0, 0)):
-            return
-        wanted = self._wanted = Wanted(id, threading.Event())
-        while not wanted.copied.wait(POLL_S) and alive():
-            continue
+        if id > (self._replica.cut_taken or (0, 0)):
+            self._boundary.run(lambda: self._copy(id))
 
-    def at_boundary(self) -> None:
-        """Copy the state, if a cut wants it; in the training thread, between two steps."""
-        wanted = self._wanted
-        if wanted is None:
-            return
-        self._wanted = None  # only now: the link's thread wants nothing more before this one is copied
+    def _copy(self, id: CutId) -> None:
         replica = self._replica
         with replica.lock:
-            state = state_of(replica, self._parameters)
+            state = state_of(replica)
             who = {"token": self._token, "incarnation": replica.sender.incarnation}
-            replica.cut_taken = wanted.id
+            replica.cut_taken = id
         meta = {"replica": state.meta, "feed": list(self._feed.position()), **who}
         tensors = {f"{REPLICA}{name}": tensor for name, tensor in state.tensors.items()}
-        args = (wanted.id, meta, tensors | {RNG: torch.get_rng_state()}, self._loop.moments())
+        args = (id, meta, tensors | {RNG: self._loop.rng_states()}, self._loop.moments())
         threading.Thread(target=self._write, args=args, name="cut", daemon=True).start()
-        wanted.copied.set()
 
     def _write(self, id: CutId, meta: dict[str, Any], tensors: dict[str, torch.Tensor], moments: States) -> None:
         everything = tensors | {f"{MOMENTS}{name}": tensor for name, tensor in flat(moments).items()}
@@ -98,6 +72,7 @@ class Restored:
     replica: ReplicaState
     moments: dict[str, torch.Tensor]
     rng: torch.Tensor
+    """State of each worker's random generator, uint8 [W, bytes]."""
     feed: tuple[int, int]
 
     @classmethod

@@ -41,6 +41,7 @@ from app.diloco.fragments import build_layout, specs_of, table
 from app.learning.corpus import place_of
 from app.learning.data import has_changed, prepare
 from app.learning.model import build_model
+from app.learning.trainable import check_trainable
 from app.run.cuts import Cuts
 from app.run.display import Display
 from app.run.final_report import final_report
@@ -253,6 +254,7 @@ def prepare_run(config: Config, folder: RunFolder, ready: Callable[[str], None] 
     with _writing(folder):
         data = prepare(config.data, data_dir)
         model = build_model(config.model, data.manifest.vocab, config.data.seq_len, config.run.seed)
+    check_trainable(model, config.train)
     specs = specs_of(model)
     check_fragments(len(specs), config)
     layout = build_layout(specs, config.diloco.fragments)

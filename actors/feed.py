@@ -67,7 +67,8 @@ class Feed:
         """`guarded` wraps a thread's body so that its failure is the learner's. `position`: where to go on."""
         self._spec, self._learner, self._incarnation, self._data = spec, learner, incarnation, data
         config = spec.config.data
-        self._train = spec.config.pool_of(learner).train
+        pool = spec.config.pool_of(learner)
+        self._train, self._workers = pool.train, pool.settings.workers_per_learner
         self._permutation = Permutation(spec.config.run.seed, len(data.train), config.block_samples)
         self._ahead: queue.Queue[_Block] = queue.Queue(maxsize=config.leases_ahead)
         self._blocks: deque[_Block] = deque()
@@ -86,9 +87,12 @@ class Feed:
         self._stop.set()
 
     def next(self, stop: threading.Event) -> list[torch.Tensor] | None:
-        """The micro-batches of one inner step, each int64 [B, S]; None when told to stop or no data came in time."""
+        """The micro-batches of one inner step of all workers, each int64 [B, S].
+
+        None when told to stop or no data came in time.
+        """
         train = self._train
-        wanted = train.batch_size * train.accumulation
+        wanted = train.batch_size * train.accumulation * self._workers
         while self._left() < wanted:
             if stop.is_set() or not self._open_block():
                 return None

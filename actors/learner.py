@@ -1,6 +1,5 @@
-"""A learner: one Ray actor that holds its group's rank 0.
+"""A learner: one Ray actor that holds its group's rank 0, and owns the actors of the others (`crew.py`).
 
-The group has one worker today; more ranks will join it inside `Worker`, and nothing outside this file will notice.
 Heavy imports wait until the process is up, so that their share of a recovery can be told.
 """
 
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from app.learning.memory import keep_freed_memory
 
 if TYPE_CHECKING:
+    from actors.service import Whereabouts
     from actors.spec import RunSpec
     from app.diloco.messages import Payload
 
@@ -32,6 +32,7 @@ class LearnerStatus:
     """0 before it joined."""
     pid: int
     node_id: str
+    """Of rank 0."""
     state: str
     steps: int
     stepped_at: float
@@ -42,6 +43,8 @@ class LearnerStatus:
     loss: float
     error: str | None
     timeline: dict[str, float] = field(default_factory=dict)
+    ranks: tuple[Whereabouts, ...] = ()
+    """Where ranks 1 to W−1 are, once they are up."""
 
 
 class Learner:

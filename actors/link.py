@@ -19,8 +19,8 @@ from actors.sabotage import Sabotage
 from actors.spec import RunSpec
 from actors.syncer import Denied, TryAgain
 from app.diloco.clock import due_slots
-from app.diloco.messages import Contribution, Hello, Reply, Report, Welcome
-from app.diloco.replica import Replica
+from app.diloco.messages import Ask, Contribution, Hello, Reply, Report, Welcome
+from app.diloco.replica import Captured, Replica
 from app.diloco.whole import is_reply, is_welcome
 
 _log = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ CALL_TIMEOUT_S = 30.0
 RETRY_S = 0.2
 REPORT_EVERY_S = 1.0
 """A slow learner reports at least this often."""
+Between = Callable[[Callable[[], list[Captured]]], list[Captured] | None]
+"""Calls something when no step is under way, or at once where that does not matter; None when it could not."""
 
 
 def join(spec: RunSpec, hello: Hello, stop: threading.Event) -> Welcome | None:
@@ -65,10 +67,11 @@ class Link:
         fenced: Callable[[], None],
         guarded: Callable[[Callable[[], None]], Callable[[], None]],
         sabotage: Sabotage,
+        between: Between,
     ):
         """`pace` gives (step time, loss) now; `on_reply` hears every reply before its asks are answered.
 
-        `guarded` wraps a thread's body so that its failure is the learner's.
+        `guarded` wraps a thread's body so that its failure is the learner's. `between` calls what touches parameters.
         """
         self._spec = spec
         self._replica = replica
@@ -77,6 +80,7 @@ class Link:
         self._idle = idle
         self._fenced = fenced
         self._sabotage = sabotage
+        self._between = between
         self._syncer: Leader | None = None
         self._stop = threading.Event()
         self._due = threading.Event()
@@ -159,11 +163,14 @@ class Link:
         asks = self._replica.hear(reply.epoch, reply.asks)
         for offer in reply.offers:
             self._replica.receive(offer)
+        captured = self._between(lambda: self._capture(asks)) or []
+        return [self._sabotage.passed(self._replica.encode(each)) for each in captured]
+
+    def _capture(self, asks: tuple[Ask, ...]) -> list[Captured]:
         if self._idle.is_set():  # nobody steps: every moment is a step boundary
             self._replica.adopt()
         step_time, loss = self._pace()
-        given = [self._replica.contribute(ask, step_time, loss, self._idle.is_set()) for ask in asks]
-        return [self._sabotage.passed(contribution) for contribution in given]
+        return [self._replica.capture(ask, step_time, loss, self._idle.is_set()) for ask in asks]
 
     def _find_again(self) -> None:
         try:

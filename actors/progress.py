@@ -58,7 +58,8 @@ class Progress:
             state = "silent"
         step_time = seen.step_time if seen else 0.0
         pool = self._spec.config.pool_of(learner)
-        tokens_per_step = pool.train.batch_size * pool.train.accumulation * self._spec.config.data.seq_len
+        samples = pool.train.batch_size * pool.train.accumulation * pool.settings.workers_per_learner
+        tokens_per_step = samples * self._spec.config.data.seq_len
         return LearnerRow(
             learner=learner,
             pool=pool.name,

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -151,14 +152,17 @@ class Striker:
         nodes = {node["NodeID"] for node in ray.nodes() if value and node["Labels"].get(label) == value}
         pool_of = self._spec.config.pool_of
         learners = [status for _, status in self._lookout.seen.values()]
-        return [status for status in learners if status.node_id in nodes or pool_of(status.learner).name == site]
+        return [s for s in learners if not nodes.isdisjoint(_nodes_of(s)) or pool_of(s.learner).name == site]
 
     # ---- what
 
     def _strike_learner(self, planned: Planned, victim: LearnerStatus) -> None:
         fault = planned.fault
         also = {"how": fault.how} if fault.kind == "corrupt" else {}
-        on_node = [other for other in self._lookout.learners.values() if other.node_id == victim.node_id]
+        on_node = [other for other in self._lookout.learners.values() if victim.node_id in _nodes_of(other)]
+        if fault.kind == "kill_worker" and victim.ranks:
+            rank = victim.ranks[self._plan.rank(planned, len(victim.ranks))]
+            victim = replace(victim, pid=rank.pid, node_id=rank.node_id)
         for other in on_node if fault.kind == "kill_node" else [victim]:
             self._note(planned, other.learner, other.incarnation, other, **also)
         match fault.kind:
@@ -237,3 +241,8 @@ class Striker:
             do(*args)
         except (RayError, OSError, TimeoutError) as error:
             _log.warning("%s%s failed: %s", do.__name__, args, error)
+
+
+def _nodes_of(learner: LearnerStatus) -> set[str]:
+    """Nodes that any of its workers is on."""
+    return {learner.node_id, *(rank.node_id for rank in learner.ranks)}

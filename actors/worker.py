@@ -1,7 +1,7 @@
-"""One worker of a learner: joins, then trains alone until it is told to stop.
+"""Rank 0 of a learner: joins, then trains until it is told to stop, alone or with the other ranks of its group.
 
-The training thread steps, adopts at step boundaries and never waits for anybody but its own data; the link's threads
-talk to the syncer, the feed's thread leases blocks ahead.
+The training thread steps, adopts at step boundaries and never waits for anybody but its own data and its own group; the
+link's threads talk to the syncer, the feed's thread leases blocks ahead.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import ray
 import torch
 from ray.exceptions import RayError
 
+from actors.boundary import Boundary
+from actors.crew import Crew, assembled
 from actors.cutting import Cutting
 from actors.entering import Entry, enter
 from actors.feed import Feed
@@ -28,9 +30,10 @@ from actors.learner import LearnerStatus
 from actors.link import Link
 from actors.peers import Peers
 from actors.preload import cpu_s
-from actors.recovery import CUT, FRESH, Kept, recover
+from actors.recovery import CUT, DONATE_S, FRESH, Kept, recover
 from actors.sabotage import Sabotage
 from actors.spec import RunSpec
+from app.diloco.clock import hang_deadline
 from app.diloco.fragments import build_layout, specs_of
 from app.diloco.messages import Hello, Payload, Reply
 from app.diloco.replica import Replica
@@ -38,8 +41,9 @@ from app.diloco.slot_wait import SlotWait
 from app.learning.data import load
 from app.learning.gradients import GroupBroken
 from app.learning.inner import InnerLoop
+from app.learning.lead import LeadLoop
 from app.learning.model import build_model
-from app.learning.moments import rebuilt
+from app.learning.moments import States, rebuilt
 from app.learning.schedule import TokenEstimate, learning_rate, rejoin_factor
 
 _log = logging.getLogger(__name__)
@@ -52,6 +56,12 @@ LEFT_S = 1.0
 """A process that is to end does so at most this long after its learner had to be gone."""
 HELD_UP_S = 1.0
 """A step that waits for other learners for longer is not this one's own."""
+
+GROUP_SHARE = 0.8
+"""Share of the hang deadline for which ranks wait for each other: they know better than the supervisor who is late."""
+
+GATHER_S = 0.8 * DONATE_S
+"""Whoever asks for optimizer state of a sharded group gets an answer within this time."""
 
 
 class Worker:
@@ -74,7 +84,12 @@ class Worker:
         self._stepped = (0, 0.0)
         """Inner steps made, and the Unix time of the last one's end; replaced as one."""
         self._stop = threading.Event()
-        self._kept = Kept(spec, learner, self._stop)
+        group = self._pool.settings if self._pool.settings.workers_per_learner > 1 else None
+        self._crew = None if group is None else Crew(spec, learner, self._fail)
+        """The other ranks of its group, where it has one."""
+        self._inner: InnerLoop | None = None
+        sharded = group is not None and group.sharded
+        self._kept = Kept(spec, learner, self._stop, self._gather_moments if sharded else None)
         self._finish = threading.Event()
         self._idle = threading.Event()
         self._leave_by: float | None = None
@@ -82,6 +97,7 @@ class Worker:
         self._exits = False
         """Its process ends with it."""
         self._thread = threading.Thread(target=self._guarded(self._train), name="train", daemon=True)
+        self._boundary = Boundary(self._thread.is_alive)
 
     def start(self) -> None:
         """Start the training thread."""
@@ -105,6 +121,7 @@ class Worker:
             loss=self._loss,
             error=self._error,
             timeline=dict(self._timeline),
+            ranks=() if self._crew is None else self._crew.places,
         )
 
     def leave(self, seconds: float, exits: bool = False) -> None:
@@ -134,27 +151,35 @@ class Worker:
         def run() -> None:
             try:
                 body()
-            except Exception:
-                self._error = traceback.format_exc()
-                self._state = "failed"
-                self._stop.set()
-                _log.exception("learner %s failed", self._learner)
+            except Exception as error:
+                if self._crew is not None and isinstance(error, GroupBroken):
+                    self._crew.broken(str(error))  # ends this process, unless a rank has said why
+                else:
+                    self._fail(traceback.format_exc())
 
         return run
+
+    def _fail(self, error: str) -> None:
+        self._error = error
+        self._state = "failed"
+        self._stop.set()
+        _log.error("learner %s failed: %s", self._learner, error)
 
     def _train(self) -> None:
         spec, config = self._spec, self._spec.config
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # what Ray sets aside for this learner
         data = load(spec.fetch_data())
+        if self._crew is not None:
+            self._crew.call(data.manifest.vocab)
         model = build_model(config.model, data.manifest.vocab, config.data.seq_len, config.run.seed)
-        loop = InnerLoop(model, self._pool.train)
         layout = build_layout(specs_of(model), config.diloco.fragments)
+        loop, weights = assembled(model, self._pool.train, self._crew, self._patience_s)
+        self._inner = loop
         self._timeline["built"] = time.time()
         self._state = "joining"
         token = uuid.uuid4().hex
         hello = Hello(spec.run_id, self._learner, layout.hash, self._pool.name, token, dict(self._timeline), cpu_s())
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        entry = enter(spec, hello, layout, parameters, self._stop)
+        entry = enter(spec, hello, layout, weights, self._stop)
         if entry is None:
             return
         welcome, replica = entry.welcome, entry.replica
@@ -168,12 +193,21 @@ class Worker:
         if config.algo == "data_parallel":
             name = (self._learner, replica.sender.incarnation)
             self._peers = Peers(spec, name, loop, replica.lock, lambda: self._pace()[0], self._finish)
-        link = Link(spec, replica, self._pace, self._on_reply, self._idle, self._leave, self._guarded, self.sabotage)
+        link = Link(
+            spec,
+            replica,
+            self._pace,
+            self._on_reply,
+            self._idle,
+            self._leave,
+            self._guarded,
+            self.sabotage,
+            between=(lambda do: do()) if self._crew is None else self._boundary.run,
+        )
         position = (0, 0) if entry.part is None else entry.part.feed
         feed = Feed(spec, self._learner, replica.sender.incarnation, data, self._guarded, position)
-        self._cutting = Cutting(
-            spec, hello.token if entry.part is None else entry.part.token, replica, loop, parameters, feed
-        )
+        token = hello.token if entry.part is None else entry.part.token
+        self._cutting = Cutting(spec, token, replica, loop, feed, self._boundary)
         feed.start()
         link.start()
         try:
@@ -183,14 +217,30 @@ class Worker:
             feed.stop()
             if self._peers is not None:
                 self._peers.leave("stopped")
-            if self._exits:
-                os._exit(0)
+        if isinstance(loop, LeadLoop):
+            loop.end()
+        if self._exits:
+            os._exit(0)
+
+    def _patience_s(self) -> float:
+        """For how long ranks wait for each other: less than a learner may be silent."""
+        diloco, step_time = self._spec.config.diloco, self._pace()[0]
+        if step_time == 0:
+            return self._spec.config.supervisor.start_deadline_s
+        return GROUP_SHARE * hang_deadline(step_time, diloco.hang_min_s, diloco.hang_steps, stretch=1.0)
+
+    def _gather_moments(self) -> States | None:
+        """Of a sharded group: its optimizer state now; None before there is any, or when it takes too long."""
+        loop, replica = self._inner, self._replica
+        if loop is None or replica is None or replica.steps == 0:
+            return None
+        return self._boundary.run(loop.moments, GATHER_S)
 
     def _recover(self, entry: Entry, loop: InnerLoop) -> None:
         if entry.part is not None:
             source = CUT
             loop.load_optimizer_state(rebuilt(entry.part.moments, loop.optimizers))
-            torch.set_rng_state(entry.part.rng)
+            loop.load_rng_states(entry.part.rng)
         else:
             source = recover(self._spec, self._learner, entry.welcome, loop)
         self._fresh = source == FRESH
@@ -205,7 +255,7 @@ class Worker:
         slots, peers = SlotWait(self._spec.config.diloco, replica.clock), self._peers
         batches: list[torch.Tensor] | None = None
         while not self._stop.is_set():
-            self._cutting.at_boundary()
+            self._serve(loop)
             replica.adopt()
             if self._leave_by is not None:
                 self._hand_in(replica, self._leave_by)
@@ -238,12 +288,14 @@ class Worker:
         try:
             result = loop.step(batches, lr, replica.writing(tokens, samples), None if peers is None else peers.share)
         except GroupBroken:
+            if peers is None:
+                raise
             return False
         if result.skipped:
             replica.skip_step(samples)
         self._kept.stepped(replica.steps, loop)
         own_s = time.monotonic() - started - (0.0 if peers is None else peers.shared_s)
-        self._stop.wait((self._pool.settings.slowdown - 1) * own_s)
+        self._pause((self._pool.settings.slowdown - 1) * own_s, loop)
         self._step_times.append(time.monotonic() - started)
         self._stepped = (replica.steps, time.time())
         self._loss = result.loss
@@ -264,6 +316,18 @@ class Worker:
         self._state = "left"
         self._stop.set()
 
+    def _serve(self, loop: InnerLoop) -> None:
+        """Between two steps: what other threads and the other ranks wait for."""
+        self._boundary.serve()
+        if isinstance(loop, LeadLoop):
+            loop.beat()
+
+    def _pause(self, seconds: float, loop: InnerLoop) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and not self._stop.is_set():
+            self._serve(loop)
+            self._stop.wait(min(left, BOUNDARY_POLL_S if self._crew is not None else left))
+
     def _rest(self) -> None:
         """The budget is reached: what is in the parameters now is what the last round gets."""
         self._state = "finished"
@@ -277,7 +341,7 @@ class Worker:
         replica = self._replica
         assert replica is not None  # the link starts after the replica
         if reply.cut is not None:
-            self._cutting.want(reply.cut, self._thread.is_alive)
+            self._cutting.want(reply.cut)
         self._estimate.update(reply.tokens_processed, replica.tokens, live=max(1, reply.live))
         if not reply.finish:  # also after a restart of the syncer, which may know of fewer tokens than it did
             self._finish.clear()

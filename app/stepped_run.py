@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from app.config import Config, TrainConfig
+from app.config import Config, Pool
 from app.config.roster import extra_learner
 from app.diloco.agenda import Kill, Pace, kills_every
 from app.diloco.average import average_weight, averaged
@@ -160,7 +160,7 @@ def train_data_parallel(config: Config, data_folder: Path, schedule: Schedule) -
     average = [parameter.detach().clone() for parameter in loop.parameters]
     tokens = steps = averaged_at = 0
     while tokens < config.train.tokens:
-        batches = [batch for pool in pools for batch in _batches(data, samples, pool.train)]
+        batches = [batch for pool in pools for batch in _batches(data, samples, pool)]
         tokens += loop.step(batches, learning_rate(tokens, config.train), contextlib.nullcontext()).tokens
         steps += 1
         last = tokens >= config.train.tokens
@@ -219,7 +219,7 @@ def _learner(
 
         def inner_step(replica: Replica, tokens: int) -> float:
             loops[name] = loop, replica
-            batches = _batches(data, samples, pool.train)
+            batches = _batches(data, samples, pool)
             lr = learning_rate(tokens, pool.train)
             if fresh:
                 lr *= rejoin_factor(replica.steps, pool.train.rejoin_warmup_steps)
@@ -278,9 +278,10 @@ class Samples:
         return taken
 
 
-def _batches(data: PreparedData, samples: Samples, train: TrainConfig) -> list[torch.Tensor]:
-    """One step's batches, each int64 [B, S]."""
-    return list(data.train.take(samples.take(train.batch_size * train.accumulation)).split(train.batch_size))
+def _batches(data: PreparedData, samples: Samples, pool: Pool) -> list[torch.Tensor]:
+    """One step's batches of all workers of a learner, each int64 [B, S]."""
+    count = pool.train.batch_size * pool.train.accumulation * pool.settings.workers_per_learner
+    return list(data.train.take(samples.take(count)).split(pool.train.batch_size))
 
 
 def _outcome(config: Config, data: PreparedData, model: Any, **figures: Any) -> Outcome:

@@ -15,6 +15,7 @@ def check_pools(config: Config) -> None:
         raise ConfigError("pools", "{}", "at least one pool is needed")
     for name, pool in config.pools.items():
         _check_pool(f"pools.{name}", name, pool)
+        _check_group(f"pools.{name}", pool, config.algo)
         if pool.batch_size is not None:
             check_pass(f"pools.{name}.batch_size", pool.batch_size, config.data.seq_len)
     rest = [name for name, pool in config.pools.items() if pool.min_learners is None]
@@ -36,6 +37,18 @@ def check_pools(config: Config) -> None:
             int_range(f"pools.{name}.max_learners", most, size, MOST["learners"], "learners that one run can have")
 
 
+def _check_group(key: str, pool: PoolConfig, algo: str) -> None:
+    """A learner of several workers."""
+    workers = pool.workers_per_learner
+    at_least(f"{key}.workers_per_learner", workers, 1)
+    if workers > 1 and algo == "data_parallel":
+        allowed = "1 is needed when algo=data_parallel, whose learners are a group themselves"
+        raise ConfigError(f"{key}.workers_per_learner", workers, allowed)
+    if workers > 1 and 0 < pool.gpus_per_worker < 1:
+        allowed = f"0 or whole GPUs are needed when workers_per_learner={workers}"
+        raise ConfigError(f"{key}.gpus_per_worker", pool.gpus_per_worker, allowed)
+
+
 def _check_pool(key: str, name: str, pool: PoolConfig) -> None:
     if not name or any(c in name for c in "/\\\n\0"):
         raise ConfigError("pools", name, "a name without slashes is needed")
@@ -43,7 +56,6 @@ def _check_pool(key: str, name: str, pool: PoolConfig) -> None:
         raise ConfigError("pools", name, "a name that does not start with learner is needed: learners are called so")
     if pool.min_learners is not None:
         at_least(f"{key}.min_learners", pool.min_learners, 0)
-    at_least(f"{key}.workers_per_learner", pool.workers_per_learner, 1)
     for resource, amount in pool.resources_per_worker.items():
         above(f"{key}.resources_per_worker.{resource}", amount, 0.0)
     if not pool.accelerator:

@@ -15,11 +15,12 @@ import torch
 
 from app.diloco.codec import digest, get_codec, payload_digest
 from app.diloco.feedback import feedback_for
-from app.diloco.fragments import Layout, gather, scatter_
-from app.diloco.held import Held
+from app.diloco.fragments import Layout
+from app.diloco.held import Capture, Held
 from app.diloco.merge import finite_norm
 from app.diloco.messages import Ask, Contribution, CutId, Offer, Report, Sender, Welcome
 from app.diloco.settings import DilocoSettings
+from app.diloco.weights import Weights, weights_of
 from app.diloco.whole import is_welcome
 
 
@@ -31,16 +32,33 @@ class Received:
     theta_hat: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Captured:
+    """What answers an ask, copied but not encoded yet."""
+
+    ask: Ask
+    base_version: int
+    delta: torch.Tensor
+    """What the contribution should deliver, fp32 [numel]."""
+    capture: Capture
+    report: Report
+
+
 class Replica:
     """All fragments of one learner, its clock and its counters."""
 
     def __init__(
-        self, layout: Layout, settings: DilocoSettings, parameters: Mapping[str, torch.Tensor], welcome: Welcome
+        self,
+        layout: Layout,
+        settings: DilocoSettings,
+        parameters: Weights | Mapping[str, torch.Tensor],
+        welcome: Welcome,
     ):
+        """Writes what the welcome offers into `parameters`. Raises ValueError for a damaged one."""
         self.lock = threading.RLock()
         self._layout = layout
         self._settings = settings
-        self._parameters = parameters
+        self._weights = weights_of(parameters)
         self._codec = get_codec(settings.codec_up, settings.codec_block)
         get_codec(settings.codec_down, settings.codec_block)  # its kernels are compiled before the first step
         self.sender: Sender = welcome.sender
@@ -63,7 +81,7 @@ class Replica:
             theta_hat = _full(offer, layout.fragments[offer.fragment].numel)
             if theta_hat is None:
                 raise ValueError(f"fragment {offer.fragment} arrived damaged in the welcome")
-            scatter_(layout.fragments[offer.fragment], theta_hat, parameters)
+            self._weights.scatter(layout.fragments[offer.fragment], theta_hat)
             self.fragments.append(Held(offer.version, theta_hat, offer.clock, feedback=feedback_for(settings)))
 
     @contextmanager
@@ -142,25 +160,31 @@ class Replica:
         With error feedback what earlier encodings left out is added (`feedback.py`). Only the copy happens under
         the lock; encoding does not hold up a step.
         """
+        return self.encode(self.capture(ask, step_time, loss, idle))
+
+    def capture(self, ask: Ask, step_time: float, loss: float, idle: bool) -> Captured:
+        """The first half of `contribute`: copy what the answer is made of."""
         p = ask.fragment
         with self.lock:
             held = self.fragments[p]
-            base_version = held.version
-            delta = gather(self._layout.fragments[p], self._parameters) - held.base
+            delta = self.theta(p) - held.base
             if held.feedback is not None:
                 delta = held.feedback.wanted(delta)
-            capture = held.capture(ask)
-            report = self.report(step_time, loss, idle)
+            return Captured(ask, held.version, delta, held.capture(ask), self.report(step_time, loss, idle))
+
+    def encode(self, captured: Captured) -> Contribution:
+        """The second half of `contribute`, in any thread: make a message of the copy."""
+        ask, delta, capture, report = captured.ask, captured.delta, captured.capture, captured.report
         payload = self._codec.encode(delta)
         if self._settings.adopt == "rebase":
             capture.delta = self._codec.decode(payload, delta.numel())
-        if held.feedback is not None:
+        if self.fragments[ask.fragment].feedback is not None:
             capture.residue = delta - self._codec.decode(payload, delta.numel())
         return Contribution(
             sender=replace(report.sender, epoch=ask.epoch),
-            fragment=p,
+            fragment=ask.fragment,
             round=ask.round,
-            base_version=base_version,
+            base_version=captured.base_version,
             c_steps=capture.c_steps,
             c_tokens=capture.c_tokens,
             codec=self._codec.name,
@@ -168,6 +192,10 @@ class Replica:
             digest=payload_digest(payload),
             report=report,
         )
+
+    def theta(self, p: int) -> torch.Tensor:
+        """A copy of what is trained of fragment p, fp32 [numel]."""
+        return self._weights.gather(self._layout.fragments[p])
 
     # ---- receiving
 
@@ -226,10 +254,9 @@ class Replica:
         """
         offer, value = received.offer, received.theta_hat
         held = self.fragments[offer.fragment]
-        fragment = self._layout.fragments[offer.fragment]
         rule = "overwrite" if offer.restart else self._settings.adopt
         if rule != "overwrite":
-            mine = gather(fragment, self._parameters)
+            mine = self.theta(offer.fragment)
             if not finite_norm(mine):  # it would stay for ever, and be refused by every round
                 rule = "overwrite"
         match rule:
@@ -249,7 +276,7 @@ class Replica:
                 held.restart(offer, alpha)
             case _:
                 held.restart(offer, 0.0)
-        scatter_(fragment, value, self._parameters)
+        self._weights.scatter(self._layout.fragments[offer.fragment], value)
         held.version, held.base, held.clock = offer.version, received.theta_hat, offer.clock
         self.clock = max(self.clock, offer.clock)
 

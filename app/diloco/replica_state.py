@@ -14,6 +14,7 @@ from app.diloco.held import Capture, Held
 from app.diloco.messages import Welcome
 from app.diloco.replica import Replica
 from app.diloco.settings import DilocoSettings
+from app.diloco.weights import Weights, weights_of
 
 Tensors = Mapping[str, torch.Tensor]
 COUNTERS = ("clock", "steps", "tokens", "samples", "seq")
@@ -29,16 +30,15 @@ class ReplicaState:
     tensors: dict[str, torch.Tensor]
 
 
-def state_of(replica: Replica, parameters: Tensors) -> ReplicaState:
+def state_of(replica: Replica) -> ReplicaState:
     """Copy a replica's state at a step boundary; what has arrived by then is adopted first."""
     with replica.lock:
         replica.adopt()
         meta: dict[str, Any] = {name: getattr(replica, name) for name in COUNTERS}
-        tensors = {f"theta/{name}": parameter.detach().clone() for name, parameter in parameters.items()}
-        meta["fragments"] = []
+        meta["fragments"] = [_meta(held) for held in replica.fragments]
+        tensors: dict[str, torch.Tensor] = {}
         for p, held in enumerate(replica.fragments):
-            meta["fragments"].append(_meta(held))
-            tensors |= _tensors(p, held)
+            tensors |= {f"{p}/theta": replica.theta(p), **_tensors(p, held)}
     return ReplicaState(meta, tensors)
 
 
@@ -60,7 +60,7 @@ def _tensors(p: int, held: Held) -> dict[str, torch.Tensor]:
 
 
 def restored(
-    layout: Layout, settings: DilocoSettings, parameters: Tensors, welcome: Welcome, state: ReplicaState
+    layout: Layout, settings: DilocoSettings, parameters: Weights | Tensors, welcome: Welcome, state: ReplicaState
 ) -> Replica:
     """The replica whose state that was, going on under the welcome that its incarnation gets once more.
 
@@ -68,9 +68,9 @@ def restored(
     """
     meta, tensors = state.meta, state.tensors
     replica = Replica(layout, settings, parameters, welcome)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[f"theta/{name}"])
+    weights = weights_of(parameters)
+    for p, fragment in enumerate(layout.fragments):
+        weights.scatter(fragment, tensors[f"{p}/theta"])
     for name in COUNTERS:
         setattr(replica, name, meta[name])
     replica.fragments = [_held(p, entry, tensors, settings) for p, entry in enumerate(meta["fragments"])]

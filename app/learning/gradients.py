@@ -115,18 +115,29 @@ class Group:
         is_source = self._formation.rank == self._formation.source
         blob = _pack(state) if is_source else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([blob.numel()], device=self._device)
-        self._broadcast(size, timeout_s)
+        self.broadcast(size, timeout_s)
         data = blob.to(self._device) if is_source else torch.empty(int(size), dtype=torch.uint8, device=self._device)
-        self._broadcast(data, timeout_s)
+        self.broadcast(data, timeout_s)
         if is_source:
             return state
         return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)
 
-    def _broadcast(self, tensor: Tensor, timeout_s: float) -> None:
+    def broadcast(self, tensor: Tensor, timeout_s: float) -> None:
+        """Make a tensor what it is on the source. Raises GroupBroken."""
         options = distributed.BroadcastOptions()
         options.rootRank, options.timeout = self._formation.source, timedelta(seconds=timeout_s)
         with _broken():
             self._backend.broadcast([tensor], options).wait()
+
+    def send(self, tensor: Tensor, to: int, timeout_s: float) -> None:
+        """Send a contiguous tensor to one member, which receives it now. Raises GroupBroken."""
+        with _broken():
+            self._backend.send([tensor], to, 0).wait(timedelta(seconds=timeout_s))
+
+    def receive(self, tensor: Tensor, sender: int, timeout_s: float) -> None:
+        """Make a contiguous tensor what one member sends. Raises GroupBroken."""
+        with _broken():
+            self._backend.recv([tensor], sender, 0).wait(timedelta(seconds=timeout_s))
 
     def close(self) -> None:
         """Leave: members that still wait for this one are told at once."""

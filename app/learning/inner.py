@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from app.config import TrainConfig
 from app.learning.gradients import Part, ShareGradients
 from app.learning.loss import next_token_loss
 from app.learning.moments import States, copied, unpacked
-from app.learning.optimizer import build_optimizers
+from app.learning.ranks import Ranks, group_errors
+from app.learning.shards import whole
+from app.learning.trainable import trainable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,7 +29,7 @@ class StepResult:
     """What one step did. `skipped`: loss or gradient was not finite, so nothing was written."""
 
     loss: float
-    """Mean nats per predicted token, of all learners that shared the gradient."""
+    """Mean nats per predicted token, of all ranks or learners that shared the gradient."""
     tokens: int
     """Tokens of the own batches: samples × seq_len."""
     grad_norm: float
@@ -38,16 +41,13 @@ class InnerLoop:
     """A model and its optimizers: fp32 master weights, bf16 autocast where wanted, one Accelerator a process.
 
     Moves `model` to the device. Gradients are taken outside the parameter lock; only the optimizer's writing holds it.
+    With `ranks` every one of them has such a loop, and they make each step together.
     """
 
-    def __init__(self, model: PreTrainedModel, config: TrainConfig) -> None:
-        from accelerate import Accelerator
-
-        bf16 = wants_bf16(config.precision)
-        self._accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
+    def __init__(self, model: PreTrainedModel, config: TrainConfig, ranks: Ranks | None = None) -> None:
+        self._accelerator, self.model, self.optimizers = trainable(model, config, ranks)
+        self._ranks = ranks
         self._clip = config.grad_clip
-        model.train()
-        self.model, *self.optimizers = self._accelerator.prepare(model, *build_optimizers(model, config))
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         """What is trained."""
 
@@ -70,25 +70,34 @@ class InnerLoop:
         gradient that is NaN or Inf skips the step: weights and moments stay as they were.
         """
         try:
-            whole = self._take_gradients(batches, lr, share)
-            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self._clip))
-            finite = math.isfinite(whole.loss) and math.isfinite(norm)
-            if finite:
-                self._write(whole.lr, parameter_lock)
+            with group_errors():
+                together = self._take_gradients(batches, lr, share)
+                norm = float(whole(torch.nn.utils.clip_grad_norm_(self.parameters, self._clip)))
+                finite = math.isfinite(together.loss) and math.isfinite(norm)
+                if finite:
+                    self._write(together.lr, parameter_lock)
         finally:  # also when a group broke: the same batches may come again
             for optimizer in self.optimizers:
                 optimizer.zero_grad(set_to_none=True)
         tokens = sum(batch.numel() for batch in batches)
-        return StepResult(whole.loss, tokens, norm, skipped=not finite)
+        return StepResult(together.loss, tokens, norm, skipped=not finite)
 
     def _take_gradients(self, batches: Sequence[Tensor], lr: float, share: ShareGradients | None) -> Part:
         loss = torch.zeros((), device=self.device)
-        for batch in batches:
-            part = next_token_loss(self.model, batch.to(self.device)) / len(batches)
-            self._accelerator.backward(part)
+        for number, batch in enumerate(batches, start=1):
+            with self._alone(number < len(batches)):
+                part = next_token_loss(self.model, batch.to(self.device)) / len(batches)
+                self._accelerator.backward(part)
             loss += part.detach()
-        own = Part(sum(batch.numel() for batch in batches), float(loss), lr)
+        mean = float(loss) if self._ranks is None else self._ranks.mean(float(loss))
+        own = Part(sum(batch.numel() for batch in batches), mean, lr)
         return own if share is None else share(self.parameters, own)
+
+    def _alone(self, apart: bool) -> AbstractContextManager[Any]:
+        """Gradients of what is computed in it stay this rank's own; where they are sharded, there is no room for it."""
+        if apart and isinstance(self.model, DistributedDataParallel):
+            return self.model.no_sync()
+        return nullcontext()
 
     def _write(self, lr: float, parameter_lock: AbstractContextManager[Any]) -> None:
         for optimizer in self.optimizers:
@@ -115,6 +124,14 @@ class InnerLoop:
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
 
+    def rng_states(self) -> Tensor:
+        """The states of all workers' random generators, uint8 [W, bytes]."""
+        return torch.get_rng_state()[None]
+
+    def load_rng_states(self, states: Tensor) -> None:
+        """Go on from what `rng_states` gave."""
+        torch.set_rng_state(states[0].clone())
+
     def state(self) -> dict[str, Any]:
         """Return all that a step changes: trained parameters and the optimizers' states (views of the live ones)."""
         return {"parameters": [p.detach() for p in self.parameters], "optimizers": self.optimizer_state()}
@@ -125,10 +142,3 @@ class InnerLoop:
             for parameter, value in zip(self.parameters, state["parameters"], strict=True):
                 parameter.copy_(value)
         self.load_optimizer_state(state["optimizers"])
-
-
-def wants_bf16(precision: str) -> bool:
-    """Tell whether `precision` ("auto", "bf16" or "fp32") means bf16 autocast: "auto" where a CUDA device has it."""
-    if precision == "auto":
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    return precision == "bf16"

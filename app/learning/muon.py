@@ -1,4 +1,4 @@
-"""Muon where bfloat16 is slow: the same update with its Newton-Schulz iteration in float32, many matrices at once."""
+"""Muon where torch's own does not do: where bfloat16 is slow, and where matrices are cut into rows on several ranks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from app.learning.shards import local, rows_here, whole
+
 
 class FloatMuon(torch.optim.Muon):
     """`torch.optim.Muon` (Nesterov momentum, updates of AdamW's size) with its orthogonalisation in float32.
@@ -18,6 +20,10 @@ class FloatMuon(torch.optim.Muon):
     torch iterates in bfloat16, one matrix after the other; processors without bfloat16 units take ten times as long for
     that as for float32. Here matrices of one shape, or its transpose, are iterated together. The state
     (`momentum_buffer`) is that of `torch.optim.Muon`, and an update differs by no more than bfloat16 rounds.
+
+    An update needs the whole matrix. Of a sharded one each rank keeps momentum for its own rows; what is to be
+    orthogonalised is gathered on every rank, for the matrices of one shape at a time, and each takes its rows of the
+    result. So all ranks do that work alike; on GPUs it is done in bfloat16, as torch's own does.
     """
 
     def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float, momentum: float):
@@ -41,11 +47,16 @@ class FloatMuon(torch.optim.Muon):
         return loss
 
     def _step(self, parameters: list[Tensor], group: dict[str, Any], size: float) -> None:
-        wanted = [_wide(self._momentum(parameter, group["momentum"])) for parameter in parameters]
-        updates = orthogonal(torch.stack(wanted), group["ns_coefficients"], group["ns_steps"], group["eps"])
+        wanted = torch.stack([_wide(whole(self._momentum(parameter, group["momentum"]))) for parameter in parameters])
+        if wanted.is_cuda:
+            wanted = wanted.bfloat16()
+        updates = orthogonal(wanted, group["ns_coefficients"], group["ns_steps"], group["eps"])
         for parameter, update in zip(parameters, updates, strict=True):
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            _wide(parameter).add_(update, alpha=-group["lr"] * size)
+            rows = rows_here(parameter)
+            update = update if parameter.shape[0] <= parameter.shape[1] else update.T
+            own = local(parameter)
+            own.mul_(1 - group["lr"] * group["weight_decay"])
+            own.add_(update[rows.start : rows.stop], alpha=-group["lr"] * size)
 
     def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:
         gradient = parameter.grad
@@ -63,7 +74,7 @@ def orthogonal(
 ) -> Tensor:
     """Return U Vᵀ of each matrix's singular value decomposition, its singular values only near 1 (Muon's quintic).
 
-    `matrices`: [n, rows ≤ columns], float32 or float64; the result has the same shape and type.
+    `matrices`: [n, rows ≤ columns] of floating point; the result has the same shape and type.
     """
     a, b, c = coefficients
     x = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp(min=smallest_norm)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from app.config import TrainConfig
 from app.diloco.fragments import embedding_weights
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """Return the optimizers of the trained parameters, each parameter in one of them.
 
-    `adamw`: AdamW for all. `muon`: `torch.optim.Muon`, on a CPU its float32 form, for the matrices that are no
-    embeddings (token embeddings and output head), AdamW for everything else. Muon's update is scaled to AdamW's usual
-    size (0.2 · √max(rows, columns), Moonlight, arXiv 2502.16982), so one learning rate serves both. Weight decay is for
-    matrices only.
+    `adamw`: AdamW for all. `muon`: `torch.optim.Muon`, on a CPU or of sharded matrices `FloatMuon`, for the matrices
+    that are no embeddings (token embeddings and output head), AdamW for everything else. Muon's update is scaled to
+    AdamW's usual size (0.2 · √max(rows, columns), Moonlight, arXiv 2502.16982), so one learning rate serves both.
+    Weight decay is for matrices only.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     if config.optimizer == "adamw":
@@ -38,7 +39,7 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
 
 def _muon(matrices: Sequence[Tensor], config: TrainConfig) -> torch.optim.Muon:
     lr, decay, momentum = config.lr, config.weight_decay, config.muon_momentum
-    if matrices[0].device.type == "cpu":
+    if matrices[0].device.type == "cpu" or isinstance(matrices[0], DTensor):
         return FloatMuon(matrices, lr, decay, momentum)
     return torch.optim.Muon(matrices, lr, decay, momentum, adjust_lr_fn="match_rms_adamw")
 

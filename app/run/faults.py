@@ -59,6 +59,10 @@ class FaultPlan:
             return planned.fault.target if planned.fault.target in well else None
         return random.Random(f"{self._chaos.seed}/{planned.id}").choice(sorted(well)) if well else None
 
+    def rank(self, planned: Planned, ranks: int) -> int:
+        """Which of so many workers of its victim it strikes, from 0."""
+        return random.Random(f"{self._chaos.seed}/{planned.id}/rank").randrange(ranks)
+
 
 def _moments(kind: str, rate: float, seed: int) -> Iterator[float]:
     """Seconds after the first merge."""

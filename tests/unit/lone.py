@@ -31,7 +31,7 @@ def replica_of(adopt: str, **dials: object) -> Replica:
 def steps(replica: Replica, count: int, tokens: int = 10, change: float = 1.0) -> None:
     for _ in range(count):
         with replica.writing(tokens):
-            for tensor in replica._parameters.values():
+            for tensor in replica._weights.tensors.values():
                 tensor += change
 
 
@@ -41,7 +41,7 @@ def capture(replica: Replica, round_: int, version: int, epoch: int = 1) -> None
 
 
 def level(replica: Replica) -> float:
-    levels = {float(x) for tensor in replica._parameters.values() for x in tensor.flatten()}
+    levels = {float(x) for tensor in replica._weights.tensors.values() for x in tensor.flatten()}
     assert len(levels) == 1
     return levels.pop()
 

@@ -42,7 +42,7 @@ def parameters(seed: int) -> dict[str, torch.Tensor]:
 def toward(target: dict[str, torch.Tensor], rate: float = 0.05) -> Callable[[Replica, int], float]:
     def inner_step(replica: Replica, _: int) -> float:
         with replica.writing(10):
-            for name, tensor in replica._parameters.items():
+            for name, tensor in replica._weights.tensors.items():
                 tensor += rate * (target[name] - tensor)
         return 0.0
 

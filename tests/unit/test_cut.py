@@ -97,7 +97,7 @@ class CutWorld(World):
         heard = replica is not None and replica.sender.incarnation == incarnation and process.frozen_until <= self.now
         if heard and reply.cut is not None and reply.cut > (replica.cut_taken or (0, 0)):
             replica.cut_taken = reply.cut
-            state = state_of(replica, process.parameters)
+            state = state_of(replica)
             meta = json.loads(json.dumps(state.meta))
             whole = self.cuts[reply.cut]
             whole.parts[name] = Part(process.token, process.idle, ReplicaState(meta, state.tensors))
@@ -185,7 +185,7 @@ def test_a_cut_changes_nothing() -> None:
         part = whole.parts[name].state
         welcome = Welcome(process.replica.sender, 0, _offers(whole, world), 0)
         replica = restored(world.layout, settings, parameters, welcome, part)
-        again = state_of(replica, parameters)
+        again = state_of(replica)
         assert part.meta == json.loads(json.dumps(again.meta))
         assert part.tensors.keys() == again.tensors.keys()
         assert all(again.tensors[name].equal(tensor) for name, tensor in part.tensors.items())

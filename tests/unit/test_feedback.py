@@ -30,7 +30,7 @@ def walk(replica: Replica, seed: int) -> None:
     """An inner step that moves every parameter differently."""
     moves = tiny_parameters(1000 + seed)
     with replica.writing(10):
-        for name, tensor in replica._parameters.items():
+        for name, tensor in replica._weights.tensors.items():
             tensor += moves[name]
 
 
@@ -120,7 +120,7 @@ def test_nothing_that_one_learner_did_is_lost_or_sent_twice(codec: str, kind: st
         feedback = replica.fragments[0].feedback
         assert (feedback is None) == (kind == "rebase")
         carried = torch.zeros(NUMEL) if feedback is None or feedback.error is None else feedback.error
-        torch.testing.assert_close(flat(replica._parameters) + carried, done, atol=2e-5, rtol=0)
+        torch.testing.assert_close(flat(replica._weights.tensors) + carried, done, atol=2e-5, rtol=0)
     # A mean of the errors of single rounds, whose vectors are about as long as √NUMEL: not their sum. What a mixing
     # learner keeps of its steps is not in Θ̂ yet.
     if kind != "mix":
@@ -143,7 +143,7 @@ def test_small_changes_beside_a_large_one_arrive_with_feedback_alone(feedback: b
     theta = torch.zeros(NUMEL)
     for round_ in range(1, 21):
         with replica.writing(10):
-            for name, tensor in replica._parameters.items():
+            for name, tensor in replica._weights.tensors.items():
                 tensor += 0.05
                 if name == "a":
                     tensor[0, 0] += 0.95

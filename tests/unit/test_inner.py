@@ -8,9 +8,10 @@ from accelerate.state import AcceleratorState
 from torch.nn import functional
 
 from app.config import ModelConfig, TrainConfig
-from app.learning.inner import InnerLoop, wants_bf16
+from app.learning.inner import InnerLoop
 from app.learning.loss import next_token_loss
 from app.learning.model import build_model
+from app.learning.trainable import wants_bf16
 
 SMALL = ModelConfig(hidden=32, layers=1, heads=2, intermediate=48)
 CONFIG = TrainConfig(optimizer="adamw", tokens=10_000, lr=1e-2, warmup_tokens=0, precision="fp32")

@@ -28,7 +28,7 @@ def puller(m: int, pace: Pace) -> SteppedLearner:
 
     def inner_step(replica: Replica, _: int) -> float:
         with replica.writing(TOKENS[m]):
-            for name, tensor in replica._parameters.items():
+            for name, tensor in replica._weights.tensors.items():
                 tensor += RATE * (target[name] - tensor)
         return 0.0
 
@@ -154,7 +154,7 @@ def test_a_run_equals_the_reference(learners: int, adopt: str, tau: int) -> None
     want = np.concatenate(reference.theta)
     assert np.linalg.norm(theta_of(fleet) - want) <= 1e-5 * np.linalg.norm(want)
     for m in range(learners):
-        mine = fleet.replicas[f"l{m}"]._parameters
+        mine = fleet.replicas[f"l{m}"]._weights.tensors
         for spec in SPECS:
             want = reference.local[m][spec.name]
             assert np.linalg.norm(mine[spec.name].numpy() - want) <= 1e-5 * np.linalg.norm(want)
@@ -170,7 +170,7 @@ def test_one_learner_with_a_plain_outer_step_stays_where_it_is(adopt: str, tau: 
         for name, tensor in alone.items():
             tensor += RATE * (target[name] - tensor)
     assert fleet.protocol.merges == 30
-    for name, tensor in fleet.replicas["l0"]._parameters.items():
+    for name, tensor in fleet.replicas["l0"]._weights.tensors.items():
         assert float((tensor.double() - alone[name]).norm()) <= 1e-6 * max(1.0, float(alone[name].norm()))
 
 
@@ -264,7 +264,7 @@ def test_with_keep_the_global_model_follows_weights_that_all_share() -> None:
         for name, tensor in lone.items():
             tensor += RATE * (tiny_parameters(10)[name] - tensor)
     for replica in fleet.replicas.values():
-        assert all(torch.equal(tensor, lone[name]) for name, tensor in replica._parameters.items())
+        assert all(torch.equal(tensor, lone[name]) for name, tensor in replica._weights.tensors.items())
     fleet.finish()
     layout = fleet.protocol.layout
     want = torch.cat([gather(fragment, lone) for fragment in layout.fragments]).numpy().astype(np.float64)
