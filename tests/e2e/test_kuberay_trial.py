@@ -7,10 +7,10 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,8 +78,12 @@ def start_node(group: str, node_type: dict, log: Path, *more: str) -> subprocess
         return subprocess.Popen([RAY, "start", "--block", *arguments], stdout=out, stderr=out, env=env)
 
 
-def wait_until_up(group: str, log: Path) -> None:
-    wait_for(f"{group} is up", lambda: "Ray runtime started" in log.read_text(), START_S)
+def wait_until_up(group: str, node: subprocess.Popen, log: Path) -> None:
+    def look() -> bool:
+        assert node.poll() is None, log.read_text()
+        return "Ray runtime started" in log.read_text()
+
+    wait_for(f"{group} is up", look, START_S)
 
 
 @pytest.fixture
@@ -87,29 +91,29 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     """The head and one pod of each worker group."""
     types = autoscaling_config(cluster_spec(render("kind/cluster")))["available_node_types"]
     port, health_port = free_port(), free_port()
-    address, temporary = f"127.0.0.1:{port}", f"/tmp/dl{port}"  # socket paths must be short
-    of_head = ["--head", f"--port={port}", f"--temp-dir={temporary}", "--include-dashboard=false"]
-    logs = {group: tmp_path / f"{group}.log" for group in types}
+    address = f"127.0.0.1:{port}"
     nodes = []
-    try:
-        for group in sorted(types, key=lambda group: group != HEAD):
-            more = [*of_head, f"--dashboard-agent-listen-port={health_port}"]
-            nodes.append(
-                start_node(group, types[group], logs[group], *(more if group == HEAD else [f"--address={address}"]))
-            )
-            if group == HEAD:
-                wait_until_up(group, logs[group])
-        for group, log in logs.items():
-            wait_until_up(group, log)
-        yield Fleet({**clean_env(), **ENV, "RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)}, health_port)
-    finally:
-        family = [process for node in nodes for process in below(node.pid)]
-        for process in [*nodes, *family]:  # at once: how a pod is drained is no part of this
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        for node in nodes:
-            node.wait()
-        shutil.rmtree(temporary, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="dl") as own:  # paths of sockets must be short
+        try:
+            for group in sorted(types, key=lambda group: group != HEAD):
+                where = [f"--address={address}"]
+                if group == HEAD:
+                    where = ["--head", f"--port={port}", f"--dashboard-agent-listen-port={health_port}"]
+                    where += ["--include-dashboard=false", f"--temp-dir={own}"]
+                log = tmp_path / f"{group}.log"
+                nodes.append(start_node(group, types[group], log, *where))
+                wait_until_up(
+                    group, nodes[-1], log
+                )  # two that start on one machine at once wait for each other for ever
+            yield Fleet({**clean_env(), **ENV, "RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)}, health_port)
+        finally:
+            family = [process for node in nodes for process in below(node.pid)]
+            for process in [*nodes, *family]:  # at once: how a pod is drained is no part of this
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            for node in nodes:
+                node.wait()
+            wait_for("all of it is gone", lambda: not any(process.is_running() for process in family))
 
 
 def healthy(port: int) -> bool:
