@@ -1,4 +1,4 @@
-"""The command of the Redis in docker/kuberay, with a real `redis-server`: it asks for the password, and keeps its data."""
+"""The command of Redis in docker/kuberay, with a real `redis-server`: it asks for the password, and keeps its data."""
 
 import shutil
 import socket
