@@ -10,12 +10,19 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from ray.util import placement_group_table
+from ray import cloudpickle
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors import crew
+from actors.driver import prepare_run
+from actors.rank import Rank
+from app.config import load
 from app.run.cuts import Cuts
+from app.run.folder import open_folder
 from below import gone
 from tests.cluster.audit import assert_every_sample_has_one_place, assert_no_work_counts_twice, processes, remains
-from tests.cluster.harness import LiveRun, kill, wait_for
+from tests.cluster.harness import TINY, LiveRun, kill, wait_for
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -129,6 +136,59 @@ def stopped_rank_0(run, victim):
     """The other rank hears nothing any more, and leaves before anybody tells it to."""
     os.kill(victim.pid, signal.SIGSTOP)
     run.wait_merges(2)
+
+
+@SHARING
+def test_a_group_that_gets_sigterm_hands_in_whole(start, group):
+    run = start(*group)
+    run.wait_training()
+    victim = wait_for("learner-1 is whole", lambda: (s := run.learner("learner-1")).ranks and s)
+    for pid in (*(rank.pid for rank in victim.ranks), victim.pid):
+        os.kill(pid, signal.SIGTERM)
+    left = wait_for("it has left", lambda: run.events("leave"))
+    assert [(event["learner"], event["reason"]) for event in left] == [("learner-1", "left")]
+    back_again(run, victim)
+    assert "died" not in run.finish()["work"]["discarded"]
+
+
+class Failing(Rank):
+    """A rank that can't do its part."""
+
+    def follow(self, *_: object) -> None:
+        raise MemoryError("there is no room for its part")
+
+
+class Parent:
+    """Rank 0's process, as far as this is about it."""
+
+    def __init__(self, spec):
+        self.told = []
+        crew.Rank = Failing
+        self.crew = crew.Crew(spec, "learner-0", self.told.append)
+        self.crew.call(257)
+
+    def why(self):
+        while not self.told:
+            time.sleep(0.05)
+        self.crew.broken("somebody is gone")  # returns, as somebody has said why
+        return self.told
+
+
+def test_a_rank_that_fails_by_itself_says_why(cluster, tmp_path):
+    config = load([*TINY, f"run.dir={tmp_path / 'run'}", *TWO])
+    folder = open_folder(config)
+    group = placement_group([{"CPU": 0.25}] * 2)
+    try:
+        spec = prepare_run(config, folder)
+        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        parent = ray.remote(Parent).options(num_cpus=0.25, scheduling_strategy=place).remote(spec)
+        (why,) = ray.get(parent.why.remote(), timeout=60)
+        assert "there is no room for its part" in why
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+        remove_placement_group(group)
+        folder.lock.release()
 
 
 def test_chaos_kills_one_worker_of_a_group(start):
