@@ -26,6 +26,8 @@ class Boundary:
     def __init__(self, alive: Callable[[], bool]):
         """`alive`: whether the training thread runs."""
         self._alive = alive
+        self.beat: Callable[[], None] = lambda: None
+        """Called whenever the training thread serves."""
         self._tasks: deque[_Task] = deque()
 
     def run(self, do: Callable[[], T], timeout_s: float = math.inf) -> T | None:
@@ -46,3 +48,11 @@ class Boundary:
             if not task.given_up:
                 task.result = task.do()
                 task.done.set()
+        self.beat()
+
+    def pause(self, seconds: float, stop: threading.Event) -> None:
+        """Serve for so long, or until told to stop; in the training thread, between two steps."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and not stop.is_set():
+            self.serve()
+            stop.wait(min(left, POLL_S))

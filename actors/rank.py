@@ -10,6 +10,7 @@ import faulthandler
 import logging
 import math
 import os
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ class Rank:
 
     def __init__(self, spec: RunSpec, learner: str, rank: int):
         faulthandler.register(HANG_SIGNAL, all_threads=True)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 gets it too: its learner hands in first
         keep_freed_memory()
         self._spec, self._learner, self._rank = spec, learner, rank
         self._until = math.inf

@@ -84,31 +84,32 @@ def _name(learner: str) -> str:
 class Kept:
     """The newest copy of this learner's own optimizer state; training leaves it here and waits for nobody."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        learner: str,
-        stop: threading.Event,
-        gather: Callable[[], States | None] | None = None,
-    ):
-        """`gather` fetches a copy when somebody asks: of a sharded group none is kept at hand, it takes all ranks."""
-        self._spec, self._learner, self._stop, self._gather = spec, learner, stop, gather
+    def __init__(self, spec: RunSpec, learner: str, stop: threading.Event):
+        self._spec, self._learner, self._stop = spec, learner, stop
         self._states: States | None = None
+        self._gather: Callable[[], States | None] | None = None
+        self._steps = 0
         self._travels = _travels(spec)
         self._gathering = threading.Lock()
         if self._travels and spec.config.train.recovery == CHECKPOINT:
             threading.Thread(target=self._write_now_and_then, name="moments", daemon=True).start()
 
+    def gathered(self, gather: Callable[[], States | None]) -> None:
+        """Have `gather` fetch a copy when somebody asks: of a sharded group none is kept, as it takes all ranks."""
+        self._gather = gather
+
     def stepped(self, steps: int, loop: InnerLoop) -> None:
         """After an inner step: time for another copy?"""
+        self._steps = steps
         if self._travels and self._gather is None and steps % self._spec.config.train.moments_every_steps == 0:
             self._states = loop.moments()
 
     def packed(self) -> Payload | None:
         """As it travels, uint8 [bytes]; None before there is one."""
-        if self._gather is not None and self._gathering.acquire(blocking=False):  # else that of a moment ago will do
+        gather = self._gather if self._steps > 0 else None
+        if gather is not None and self._gathering.acquire(blocking=False):  # else that of a moment ago will do
             try:
-                self._states = self._gather() or self._states
+                self._states = gather() or self._states
             finally:
                 self._gathering.release()
         states = self._states

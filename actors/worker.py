@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-import statistics
 import threading
 import time
 import traceback
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import ray
@@ -33,7 +31,7 @@ from actors.preload import cpu_s
 from actors.recovery import CUT, DONATE_S, FRESH, Kept, recover
 from actors.sabotage import Sabotage
 from actors.spec import RunSpec
-from app.diloco.clock import hang_deadline
+from actors.strides import Strides
 from app.diloco.fragments import build_layout, specs_of
 from app.diloco.messages import Hello, Payload, Reply
 from app.diloco.replica import Replica
@@ -43,12 +41,11 @@ from app.learning.gradients import GroupBroken
 from app.learning.inner import InnerLoop
 from app.learning.lead import LeadLoop
 from app.learning.model import build_model
-from app.learning.moments import States, rebuilt
+from app.learning.moments import rebuilt
 from app.learning.schedule import TokenEstimate, learning_rate, rejoin_factor
 
 _log = logging.getLogger(__name__)
 
-RECENT_STEPS = 16
 BOUNDARY_POLL_S = 0.02
 """How often an idle learner looks for offers to adopt."""
 
@@ -56,9 +53,6 @@ LEFT_S = 1.0
 """A process that is to end does so at most this long after its learner had to be gone."""
 HELD_UP_S = 1.0
 """A step that waits for other learners for longer is not this one's own."""
-
-GROUP_SHARE = 0.8
-"""Share of the hang deadline for which ranks wait for each other: they know better than the supervisor who is late."""
 
 GATHER_S = 0.8 * DONATE_S
 """Whoever asks for optimizer state of a sharded group gets an answer within this time."""
@@ -79,17 +73,11 @@ class Worker:
         self.sabotage = Sabotage()
         self._fresh = True
         """The optimizers had no state when this process began to step."""
-        self._loss = float("nan")
-        self._step_times: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._stepped = (0, 0.0)
-        """Inner steps made, and the Unix time of the last one's end; replaced as one."""
+        self._strides = Strides()
         self._stop = threading.Event()
-        group = self._pool.settings if self._pool.settings.workers_per_learner > 1 else None
-        self._crew = None if group is None else Crew(spec, learner, self._fail)
+        self._crew = Crew(spec, learner, self._fail) if self._pool.settings.workers_per_learner > 1 else None
         """The other ranks of its group, where it has one."""
-        self._inner: InnerLoop | None = None
-        sharded = group is not None and group.sharded
-        self._kept = Kept(spec, learner, self._stop, self._gather_moments if sharded else None)
+        self._kept = Kept(spec, learner, self._stop)
         self._finish = threading.Event()
         self._idle = threading.Event()
         self._leave_by: float | None = None
@@ -106,7 +94,7 @@ class Worker:
     def status(self) -> LearnerStatus:
         """Counters and state now."""
         replica, peers = self._replica, self._peers
-        steps, stepped_at = self._stepped
+        steps, stepped_at = self._strides.newest
         held_up = peers is not None and peers.sharing_s > HELD_UP_S
         return LearnerStatus(
             learner=self._learner,
@@ -117,8 +105,8 @@ class Worker:
             steps=steps,
             stepped_at=stepped_at,
             tokens=replica.tokens if replica else 0,
-            step_time=self._pace()[0],
-            loss=self._loss,
+            step_time=self._strides.step_time,
+            loss=self._strides.loss,
             error=self._error,
             timeline=dict(self._timeline),
             ranks=() if self._crew is None else self._crew.places,
@@ -140,10 +128,6 @@ class Worker:
     def moments(self) -> Payload | None:
         """Its optimizer state of a moment ago, for another learner; None before it has one to give."""
         return self._kept.packed()
-
-    def _pace(self) -> tuple[float, float]:
-        times = list(self._step_times)
-        return (statistics.median(times) if times else 0.0), self._loss
 
     def _guarded(self, body: Callable[[], None]) -> Callable[[], None]:
         """A thread that ends by an error ends the learner: the supervisor reads it and has the process replaced."""
@@ -173,8 +157,11 @@ class Worker:
             self._crew.call(data.manifest.vocab)
         model = build_model(config.model, data.manifest.vocab, config.data.seq_len, config.run.seed)
         layout = build_layout(specs_of(model), config.diloco.fragments)
-        loop, weights = assembled(model, self._pool.train, self._crew, self._patience_s)
-        self._inner = loop
+        loop, weights = assembled(model, self._pool.train, self._crew, lambda: self._strides.patience_s(config))
+        if isinstance(loop, LeadLoop):
+            self._boundary.beat = loop.beat
+            if loop.sharded:
+                self._kept.gathered(lambda: self._boundary.run(loop.moments, GATHER_S))
         self._timeline["built"] = time.time()
         self._state = "joining"
         token = uuid.uuid4().hex
@@ -192,11 +179,11 @@ class Worker:
             self._finish.set()
         if config.algo == "data_parallel":
             name = (self._learner, replica.sender.incarnation)
-            self._peers = Peers(spec, name, loop, replica.lock, lambda: self._pace()[0], self._finish)
+            self._peers = Peers(spec, name, loop, replica.lock, lambda: self._strides.step_time, self._finish)
         link = Link(
             spec,
             replica,
-            self._pace,
+            self._strides.pace,
             self._on_reply,
             self._idle,
             self._leave,
@@ -222,20 +209,6 @@ class Worker:
         if self._exits:
             os._exit(0)
 
-    def _patience_s(self) -> float:
-        """For how long ranks wait for each other: less than a learner may be silent."""
-        diloco, step_time = self._spec.config.diloco, self._pace()[0]
-        if step_time == 0:
-            return self._spec.config.supervisor.start_deadline_s
-        return GROUP_SHARE * hang_deadline(step_time, diloco.hang_min_s, diloco.hang_steps, stretch=1.0)
-
-    def _gather_moments(self) -> States | None:
-        """Of a sharded group: its optimizer state now; None before there is any, or when it takes too long."""
-        loop, replica = self._inner, self._replica
-        if loop is None or replica is None or replica.steps == 0:
-            return None
-        return self._boundary.run(loop.moments, GATHER_S)
-
     def _recover(self, entry: Entry, loop: InnerLoop) -> None:
         if entry.part is not None:
             source = CUT
@@ -255,7 +228,7 @@ class Worker:
         slots, peers = SlotWait(self._spec.config.diloco, replica.clock), self._peers
         batches: list[torch.Tensor] | None = None
         while not self._stop.is_set():
-            self._serve(loop)
+            self._boundary.serve()
             replica.adopt()
             if self._leave_by is not None:
                 self._hand_in(replica, self._leave_by)
@@ -295,10 +268,8 @@ class Worker:
             replica.skip_step(samples)
         self._kept.stepped(replica.steps, loop)
         own_s = time.monotonic() - started - (0.0 if peers is None else peers.shared_s)
-        self._pause((self._pool.settings.slowdown - 1) * own_s, loop)
-        self._step_times.append(time.monotonic() - started)
-        self._stepped = (replica.steps, time.time())
-        self._loss = result.loss
+        self._boundary.pause((self._pool.settings.slowdown - 1) * own_s, self._stop)
+        self._strides.made(replica.steps, time.monotonic() - started, result.loss)
         if peers is not None:
             peers.stepped(result.skipped)
         return True
@@ -315,18 +286,6 @@ class Worker:
     def _left(self) -> None:
         self._state = "left"
         self._stop.set()
-
-    def _serve(self, loop: InnerLoop) -> None:
-        """Between two steps: what other threads and the other ranks wait for."""
-        self._boundary.serve()
-        if isinstance(loop, LeadLoop):
-            loop.beat()
-
-    def _pause(self, seconds: float, loop: InnerLoop) -> None:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and not self._stop.is_set():
-            self._serve(loop)
-            self._stop.wait(min(left, BOUNDARY_POLL_S if self._crew is not None else left))
 
     def _rest(self) -> None:
         """The budget is reached: what is in the parameters now is what the last round gets."""

@@ -41,6 +41,11 @@ class LeadLoop(InnerLoop):
         self._patience_s = patience_s
         self._told_at = time.monotonic()
 
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters and optimizer state are cut into parts."""
+        return self._ranks.sharded
+
     def tell(self, order: Order) -> None:
         """Give an order."""
         give(order, self._ranks, self._patience_s())

@@ -11,7 +11,9 @@ from ray.util import placement_group_table
 
 from below import below
 
-ACTOR = re.compile(r"ray::(.+:)?(Learner|Syncer|PairedSyncer|Supervisor|Ledger|StreamLedger|Evaluator|Rendezvous)\b")
+ACTOR = re.compile(
+    r"ray::(.+:)?(Learner|Rank|Syncer|PairedSyncer|Supervisor|Ledger|StreamLedger|Evaluator|Rendezvous)\b"
+)
 """Title that Ray gives an actor's process: ray::<name>:<class>.<method>."""
 
 

@@ -146,6 +146,17 @@ REFUSED = [
     (["pools.lcoal.batch_size=2"], "pools.lcoal.batch_size=2", "the pools are local;"),
     (["pools.lcoal.label_selector.zone=a"], "pools.lcoal.label_selector.zone=a", "the pools are local;"),
     (["+pools.extra.batch_size=2"], "pools.extra.min_learners=null", "pools.local takes the rest"),
+    (["pools.local.workers_per_learner=0"], "pools.local.workers_per_learner=0", "at least 1"),
+    (
+        ["algo=data_parallel", "pools.local.workers_per_learner=2"],
+        "pools.local.workers_per_learner=2",
+        "1 is needed when algo=data_parallel",
+    ),
+    (
+        ["pools.local.workers_per_learner=2", "pools.local.gpus_per_worker=0.5"],
+        "pools.local.gpus_per_worker=0.5",
+        "0 or whole GPUs are needed when workers_per_learner=2",
+    ),
     (["pools=far"], "pools=far", "local, mixed"),
     (["pools=mixed", "train.batch_size=1"], "pools.slow.batch_size=0", "at least 1"),
     (["train.optimizer=adam"], "train.optimizer=adam", "muon, adamw"),

@@ -85,6 +85,14 @@ def test_the_victim_is_named_or_anybody_that_is_well() -> None:
     assert plan.victim(drawn[0], []) is None
 
 
+def test_every_worker_of_a_learner_may_be_the_one_that_is_struck() -> None:
+    plan = FaultPlan(ChaosConfig(rates=Rates(kill_worker=100.0)), 1000)
+    drawn = plan.due((), 0, 3600.0)
+    assert {plan.rank(planned, 3) for planned in drawn} == {0, 1, 2}
+    assert [plan.rank(planned, 3) for planned in drawn] == [plan.rank(planned, 3) for planned in drawn]
+    assert {plan.rank(planned, 1) for planned in drawn} == {0}
+
+
 def test_the_tape_tells_what_has_struck() -> None:
     events = [
         {"kind": "run_started"},
