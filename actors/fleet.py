@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
+import time
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -20,11 +23,26 @@ from actors.spec import EVALUATOR, LEDGER, RENDEZVOUS, SYNCER, RunSpec
 from actors.standby import PairedSyncer
 from actors.stream_ledger import STREAM_CALLS, StreamLedger
 from actors.syncer import Syncer
+from app.run.growth import Place
 
 _log = logging.getLogger(__name__)
 
 NODE_LABEL = "ray.io/node-id"
 """Label that Ray gives every node."""
+
+
+PLACES = {"CREATED": Place.PLACED, "RESCHEDULING": Place.MOVING}
+"""States of Ray's placement groups; in all others a group waits for its place."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A learner's placement group."""
+
+    group_id: str
+    place: Place
+    nodes: frozenset[str]
+    """Nodes of its workers; empty while it waits."""
 
 
 class Fleet:
@@ -134,14 +152,36 @@ class Fleet:
             _log.info("no signal to %s on %s: %s", pid, node_id, error)
             ray.kill(handle, no_restart=False)
 
-    def end_learners(self) -> None:
-        """End all learners, then give back their places; this order, else a restartable actor can hang."""
-        for learner in self._spec.config.learner_ids:
-            self.end(learner)
-        names = {self._spec.group_name(learner) for learner in self._spec.config.learner_ids}
+    def places(self) -> dict[str, Placed]:
+        """Every learner that was asked for, and the nodes it has a place on."""
+        found = {}
+        start = self._spec.group_name("")
         for group_id, entry in placement_group_table().items():
-            if entry["name"] in names and entry["state"] != "REMOVED":
-                remove_placement_group(_group_by_id(group_id))
+            if entry["name"].startswith(start) and entry["state"] != "REMOVED":
+                nodes = frozenset(entry["bundles_to_node_id"].values()) - {""}
+                place = PLACES.get(entry["state"], Place.WAITING)
+                found[entry["name"].removeprefix(start)] = Placed(group_id, place, nodes)
+        return found
+
+    def draining(self) -> dict[str, float]:
+        """Nodes that are to go away, and the seconds that they have left."""
+        from ray._private.state import state  # there is no public way
+
+        nodes: dict[str, int] = state.get_draining_nodes()
+        return {node: at / 1000 - time.time() if at else math.inf for node, at in nodes.items()}
+
+    def drop(self, learner: str, group_id: str) -> None:
+        """End a learner, then give back its place; this order, else a restartable actor can hang."""
+        self.end(learner)
+        remove_placement_group(_group_by_id(group_id))
+
+    def end_learners(self) -> None:
+        """End all learners, and give back their places."""
+        places = self.places()
+        for learner in places:
+            self.end(learner)
+        for placed in places.values():
+            remove_placement_group(_group_by_id(placed.group_id))
 
     def end_services(self, leader: str = SYNCER) -> None:
         """End everything else but the supervisor; the syncer that leads last, so that no other one takes over."""

@@ -56,11 +56,17 @@ class Learner:
 
         timeline["imported"] = time.time()
         self._worker = Worker(spec, learner, timeline)
+        hand_in_s = spec.config.elastic.hand_in_s
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self._worker.leave(hand_in_s, exits=True))
         self._worker.start()
 
     def status(self) -> LearnerStatus:
         """Counters and state now; never waits for a step."""
         return self._worker.status()
+
+    def leave(self, seconds: float) -> None:
+        """Hand in what it has in so many seconds at most; whoever asked ends it when its status says `left`."""
+        self._worker.leave(seconds)
 
     def moments(self) -> Payload | None:
         """A recent copy of its optimizer state (`app.learning.moments`), uint8 [bytes]; never waits for a step."""

@@ -32,13 +32,15 @@ class Lookout:
 
     def __init__(self, fleet: Fleet, spec: RunSpec):
         self._fleet = fleet
-        self._learner_ids = spec.config.learner_ids
+        self.wanted: set[str] = set()
+        """Learners that were asked for."""
+        self.unplaced: set[str] = set()
+        """Those of them that have no place in the cluster."""
         self._syncers = spec.syncers
         self.services = {name: Service() for name in (*spec.syncers, *lasting(spec.config), EVALUATOR)}
-        self._names = (*self.services, *spec.config.learner_ids)
         self._handles: dict[str, Any] = {}
         self._asked: dict[str, tuple[Any, float]] = {}
-        self.missing: set[str] = set(self._names)
+        self.missing: set[str] = set(self.services)
         """Actors that are not there: nobody made them yet, or they ended for good."""
         self.errors: dict[str, str] = {}
         """Service → why it could not start or can't work, and never will: Ray restarts it from all but own errors."""
@@ -73,10 +75,20 @@ class Lookout:
         self._handles.pop(name, None)
         self.errors.pop(name, None)
 
+    def drop(self, learner: str) -> None:
+        """This learner is wanted no more: nobody looks for it."""
+        self.wanted.discard(learner)
+        self._asked.pop(learner, None)
+        self._handles.pop(learner, None)
+        self.learners.pop(learner, None)
+        self.seen.pop(learner, None)
+        self.missing.discard(learner)
+        self.silent.discard(learner)
+
     def look(self, wait_s: float = ANSWER_S) -> None:
         """Ask everybody who has no question open, and take the answers that are there."""
         now = time.monotonic()
-        for name in self._names:
+        for name in (*self.services, *sorted(self.wanted)):
             if name not in self._asked or now - self._asked[name][1] > FORGET_S:
                 handle = self._handle(name)
                 if handle is not None:
@@ -136,12 +148,14 @@ class Lookout:
 
     def sights(self) -> dict[str, Sight]:
         """The learners as the watch wants them."""
-        return {name: self._sight(name) for name in self._learner_ids}
+        return {name: self._sight(name) for name in sorted(self.wanted)}
 
     def _sight(self, name: str) -> Sight:
         status = self.learners.get(name)
         if name in self._gone:
-            return Sight(answered=False, gone=True, error=self._gone[name])
+            return Sight(answered=False, gone=True, error=self._gone[name], placed=name not in self.unplaced)
+        if name in self.unplaced:
+            return Sight(answered=False, placed=False)
         if status is None or name in self.silent:
             return Sight(answered=False)
         return Sight(
@@ -149,6 +163,6 @@ class Lookout:
             incarnation=status.incarnation,
             steps=status.steps,
             step_time=status.step_time,
-            resting=status.state in ("finished", "waiting"),
+            resting=status.state in ("finished", "waiting", "leaving", "left"),
             error=status.error,
         )

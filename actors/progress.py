@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 from actors.spec import SYNCER, RunSpec
 from actors.supervisor import SupervisorStatus
+from app.diloco.handing_in import LEFT
 from app.run import tape
 from app.run.display import LearnerRow, RunView
 from app.run.final_report import Ending
@@ -29,14 +31,14 @@ class Progress:
         self._spec = spec
         self._started = time.monotonic()
         self._counts: deque[tuple[float, int]] = deque()
-        self._news = News(tape.Follower(spec.tape), attached)
+        self._news = News(tape.Follower(spec.tape), attached, spec.config.learner_ids)
 
     def view(self, status: SupervisorStatus) -> RunView:
         """The run as the terminal shows it."""
         syncer = status.syncer
         tokens = syncer.tokens if syncer else 0
         return RunView(
-            rows=tuple(self._row(learner, status) for learner in self._spec.config.learner_ids),
+            rows=tuple(self._row(learner, status) for learner in status.present),
             tokens=tokens,
             budget=self._spec.config.train.tokens,
             tokens_per_s=self._speed(tokens) if syncer else 0.0,
@@ -101,9 +103,12 @@ class Progress:
 class News:
     """Tells what went wrong and what is well again, out of the tape; a start alone is neither."""
 
-    def __init__(self, follower: tape.Follower, attached: bool):
-        """`attached`: everybody has started before; otherwise the first start of each is told by nobody."""
-        self._tape = follower
+    def __init__(self, follower: tape.Follower, attached: bool, first: Collection[str]):
+        """`attached`: everybody has started before; otherwise the first start of each is told by nobody.
+
+        `first`: the learners that the run starts with.
+        """
+        self._tape, self._first = follower, frozenset(first)
         self._attached = attached
         self._started: set[str] = set()
         self._paused = False
@@ -118,10 +123,19 @@ class News:
         match event["kind"]:
             case "fault":
                 return f"fault: {event['fault']} of {event['target']} (pid {event.get('pid', '?')})"
+            case "leaving":
+                return f"{event['learner']} has to go, {event['reason']}: it has {event['seconds']:.0f} s to hand in"
+            case "leave" if event["reason"] == LEFT:
+                return f"{event['learner']} #{event['incarnation']} has handed in and left"
             case "leave":
-                return f"{event['learner']} #{event['incarnation']} has left: {event['reason']}"
+                return f"{event['learner']} #{event['incarnation']} is gone: {event['reason']}"
+            case "scaled":
+                return f"pool {event['pool']} may have {event['most']} learners from now on"
             case "join":
                 self.joined = True
+                if event["learner"] not in self._first and event["learner"] not in self._started:
+                    self._started.add(event["learner"])
+                    return f"{event['learner']} has joined"
                 back = self._is_back(event["learner"], first=event["incarnation"] == 1)
                 return f"{event['learner']} is back as incarnation {event['incarnation']}" if back else None
             case "syncer_started":

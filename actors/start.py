@@ -200,7 +200,7 @@ def attach(run_id: str) -> Any | None:
 def start_supervisor(spec: RunSpec) -> Any:
     """A new supervisor, which starts everybody else. Raises ValueError when there is one."""
     options = {"name": SUPERVISOR, "namespace": spec.namespace, "lifetime": "detached", "max_restarts": -1}
-    options |= spec.process
+    options |= spec.process | {"label_selector": spec.config.syncer.labels}
     actor = ray.remote(Supervisor).options(num_cpus=0, max_concurrency=4, **options)
     return actor.remote(spec, uuid.uuid4().hex[:8])
 

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import traceback
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from actors.fleet import Fleet
 from actors.learner import LearnerStatus
 from actors.lookout import Lookout, lasting
 from actors.monitor import CALL_TIMEOUT_S, Monitor
+from actors.roster import SCALED, Roster
 from actors.service import Service
 from actors.spec import EVALUATOR, LEDGER, RENDEZVOUS, SYNCER, RunSpec
 from actors.strike import Striker
@@ -54,6 +56,8 @@ class SupervisorStatus:
     learners: dict[str, LearnerStatus]
     silent: tuple[str, ...]
     """Learners that do not answer now."""
+    present: tuple[str, ...]
+    """Learners that have a place, or that the run starts with."""
     evaluation: Evaluation | None
     final: FinalResult | None
     summary: dict[str, Any] | None
@@ -73,7 +77,10 @@ class Supervisor:
         self._striker = Striker(spec, self._fleet, self._lookout, self._monitor)
         config = spec.config
         self._lasting = lasting(config)
-        self._watch = Watch(config.learner_ids, config.diloco, config.supervisor, time.monotonic())
+        self._roster = Roster(spec, self._fleet, self._lookout, self._monitor, attempt)
+        self._scale: deque[tuple[str, int]] = deque()
+        """What `scale` was told and the loop has not done yet."""
+        self._watch = Watch(config.diloco, config.supervisor, time.monotonic())
         self._phase = "starting"
         self._error: str | None = None
         self._stop_reason: str | None = None
@@ -96,6 +103,7 @@ class Supervisor:
             syncer_silent_s=look.services[look.leader].silent_s,
             learners=dict(look.learners),
             silent=tuple(look.silent),
+            present=self._roster.present,
             evaluation=self._monitor.evaluation,
             final=self._final,
             summary=self._summary,
@@ -111,6 +119,11 @@ class Supervisor:
         if self._stop_reason is None:
             self._stop_by = time.monotonic() + self._spec.config.supervisor.stop_deadline_s
             self._stop_reason = reason
+
+    def scale(self, pool: str, most: int) -> None:
+        """Let a pool have so many learners at most from now on. Raises ValueError."""
+        self._roster.check(pool, most)
+        self._scale.append((pool, most))
 
     def fetched(self) -> None:
         """The driver has the result: the supervisor may leave."""
@@ -152,6 +165,7 @@ class Supervisor:
     def _supervise(self) -> None:
         config = self._spec.config
         self._striker.recall()
+        self._roster.recall(self._events(SCALED))
         self._monitor.open()
         known = any(self._fleet.find(name) is not None for name in self._spec.syncers)
         if not known:
@@ -162,8 +176,6 @@ class Supervisor:
             )
             if self._spec.rolled_back:
                 self._monitor.note("rolled_back", cut=self._spec.cut)
-            for learner in config.learner_ids:
-                self._monitor.note("placed", learner=learner, pool=config.pool_of(learner).name)
         # After a restart of the supervisor the run may have ended meanwhile: look before starting anything.
         self._lookout.look(wait_s=CALL_TIMEOUT_S if known else 0.0)
         while (status := self._step()) is None:
@@ -201,9 +213,10 @@ class Supervisor:
         for name in self._lasting:
             if name in self._lookout.missing:
                 make[name]()
-        for learner in self._spec.config.learner_ids:
-            if learner in self._lookout.missing:
-                self._fleet.learner(learner)
+        while self._scale:
+            self._roster.scale(*self._scale.popleft())
+        if self._lookout.syncer is None or not self._lookout.syncer.finishing:
+            self._roster.look()
 
     def _watch_services(self) -> None:
         """End a service that does not answer: merges, data or measurements wait for it.

@@ -48,6 +48,8 @@ RECENT_STEPS = 16
 BOUNDARY_POLL_S = 0.02
 """How often an idle learner looks for offers to adopt."""
 
+LEFT_S = 1.0
+"""A process that is to end does so at most this long after its learner had to be gone."""
 HELD_UP_S = 1.0
 """A step that waits for other learners for longer is not this one's own."""
 
@@ -75,6 +77,10 @@ class Worker:
         self._kept = Kept(spec, learner, self._stop)
         self._finish = threading.Event()
         self._idle = threading.Event()
+        self._leave_by: float | None = None
+        """When (monotonic clock) it is gone, handed in or not; None while it is to stay."""
+        self._exits = False
+        """Its process ends with it."""
         self._thread = threading.Thread(target=self._guarded(self._train), name="train", daemon=True)
 
     def start(self) -> None:
@@ -100,6 +106,19 @@ class Worker:
             error=self._error,
             timeline=dict(self._timeline),
         )
+
+    def leave(self, seconds: float, exits: bool = False) -> None:
+        """Stop stepping, hand in what it has in so many seconds at most, and then be `left`.
+
+        `exits`: end the process then; without it that is left to whoever asked.
+        """
+        by = time.monotonic() + seconds
+        self._leave_by = by if self._leave_by is None else min(self._leave_by, by)
+        if exits and not self._exits:
+            self._exits = True
+            end = threading.Timer(seconds + LEFT_S, os._exit, [0])  # where it is held up before it gets to step
+            end.daemon = True
+            end.start()
 
     def moments(self) -> Payload | None:
         """Its optimizer state of a moment ago, for another learner; None before it has one to give."""
@@ -164,6 +183,8 @@ class Worker:
             feed.stop()
             if self._peers is not None:
                 self._peers.leave("stopped")
+            if self._exits:
+                os._exit(0)
 
     def _recover(self, entry: Entry, loop: InnerLoop) -> None:
         if entry.part is not None:
@@ -186,7 +207,9 @@ class Worker:
         while not self._stop.is_set():
             self._cutting.at_boundary()
             replica.adopt()
-            if self._finish.is_set() and (peers is None or not peers.formed):
+            if self._leave_by is not None:
+                self._hand_in(replica, self._leave_by)
+            elif self._finish.is_set() and (peers is None or not peers.formed):
                 self._rest()
             elif peers is not None and not peers.formed:
                 self._state = "waiting"
@@ -228,6 +251,19 @@ class Worker:
             peers.stepped(result.skipped)
         return True
 
+    def _hand_in(self, replica: Replica, by: float) -> None:
+        """It has to go: nothing steps any more, and the link gives what there is until the syncer lets it go."""
+        self._state = "leaving"
+        self._idle.set()
+        replica.leaving = True
+        if self._peers is not None or time.monotonic() > by:
+            self._left()
+        self._stop.wait(BOUNDARY_POLL_S)
+
+    def _left(self) -> None:
+        self._state = "left"
+        self._stop.set()
+
     def _rest(self) -> None:
         """The budget is reached: what is in the parameters now is what the last round gets."""
         self._state = "finished"
@@ -245,7 +281,8 @@ class Worker:
         self._estimate.update(reply.tokens_processed, replica.tokens, live=max(1, reply.live))
         if not reply.finish:  # also after a restart of the syncer, which may know of fewer tokens than it did
             self._finish.clear()
-            self._idle.clear()
+            if self._leave_by is None:
+                self._idle.clear()
             return
         self._finish.set()
         while not self._idle.wait(BOUNDARY_POLL_S) and self._thread.is_alive():
@@ -253,5 +290,8 @@ class Worker:
 
     def _leave(self) -> None:
         """Refused from now on. Either another process has this learner's place, or Ray starts one when this ends."""
+        if self._leave_by is not None:
+            self._left()
+            return
         _log.warning("learner %s is fenced", self._learner)
         os._exit(1)

@@ -18,9 +18,11 @@ import numpy.typing as npt
 import torch
 
 from app.config import Config, TrainConfig
+from app.config.roster import extra_learner
 from app.diloco.agenda import Kill, Pace, kills_every
 from app.diloco.average import average_weight, averaged
 from app.diloco.fragments import build_layout, gather, scatter_, specs_of
+from app.diloco.handing_in import LEFT
 from app.diloco.process import Body, SteppedLearner
 from app.diloco.protocol import Protocol
 from app.diloco.replica import Replica
@@ -58,6 +60,12 @@ class Schedule:
     """From a death until the syncer is told."""
     away_s: float = 19.0
     """From a death until the learner's next process trains."""
+    borrowed: int = 0
+    """More learners of the first pool, which come and leave again in the middle of the run."""
+    borrowed_from: float = 0.25
+    """They come when this share of the token budget is processed,"""
+    borrowed_until: float = 0.75
+    """and leave when this share is."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,18 @@ def train_decoupled(
         adopt_on_arrival=schedule.adopt_on_arrival,
         chance=random.Random(config.run.seed),
     )
-    while protocol.books.tokens < config.train.tokens:
+    pool = next(iter(config.pools))
+    names = [extra_learner(pool, k) for k in range(schedule.borrowed)]
+    more = [_learner(config, data, name, samples, schedule, loops, on_step, late=True) for name in names]
+    while (tokens := protocol.books.tokens) < config.train.tokens:
+        if more and tokens >= schedule.borrowed_from * config.train.tokens:
+            for learner in more:
+                fleet.join(learner)
+            more = []
+        if names and not more and tokens >= schedule.borrowed_until * config.train.tokens:
+            for name in names:
+                fleet.send_away(name)
+            names = []
         fleet.advance()
     virtual_s = fleet.now
     fleet.finish()
@@ -122,7 +141,7 @@ def train_decoupled(
         merges=len(merges),
         discarded_share=sum(balance.discarded.values()) / balance.processed,
         contributors=sum(len(merge["contains"]) for merge in merges) / max(1, len(merges)),
-        deaths=sum(note.kind == "leave" for note in fleet.notes),
+        deaths=sum(note.kind == "leave" and note.fields["reason"] != LEFT for note in fleet.notes),
         virtual_s=virtual_s,
     )
 
@@ -186,15 +205,17 @@ def _learner(
     schedule: Schedule,
     loops: dict[str, tuple[InnerLoop, Replica]],
     on_step: OnStep,
+    late: bool = False,
 ) -> SteppedLearner:
-    """`loops`: those at work, to get moments from and be found in."""
+    """`loops`: those at work, to get moments from and be found in. `late`: it joins a run under way."""
     pool = config.pool_of(name)
 
     def start() -> Body:
         model = _model(config, data)
         loop = InnerLoop(model, pool.train)
-        had = loops.pop(name, None)
-        fresh = had is not None and not _recovered(loop, pool.train.recovery, had[0], loops)
+        own = loops.pop(name, (None, None))[0]
+        under_way = late or own is not None
+        fresh = under_way and not _recovered(loop, pool.train.recovery, own, loops)
 
         def inner_step(replica: Replica, tokens: int) -> float:
             loops[name] = loop, replica
@@ -214,8 +235,13 @@ def _learner(
     return SteppedLearner(name, start, pace)
 
 
-def _recovered(loop: InnerLoop, policy: str, own: InnerLoop, loops: Mapping[str, tuple[InnerLoop, Replica]]) -> bool:
-    """Give a process that is started again the moments that the policy says; False when there are none."""
+def _recovered(
+    loop: InnerLoop, policy: str, own: InnerLoop | None, loops: Mapping[str, tuple[InnerLoop, Replica]]
+) -> bool:
+    """Give a process that joins a run under way the moments that the policy says; False when there are none.
+
+    `own`: what its learner had before.
+    """
     donor = own if policy == "checkpoint" else None
     if policy == "peer" and loops:
         donor = max(loops.values(), key=lambda entry: entry[1].steps)[0]

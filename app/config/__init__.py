@@ -8,7 +8,7 @@ from app.config.check import check, check_fragments
 from app.config.compose import as_yaml, from_yaml, load
 from app.config.error import ConfigError
 from app.config.help import describe
-from app.config.pools import PoolConfig, SyncerConfig
+from app.config.pools import ElasticConfig, PoolConfig, SyncerConfig
 from app.config.schema import (
     CheckpointConfig,
     Config,
@@ -30,6 +30,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataConfig",
+    "ElasticConfig",
     "EvalConfig",
     "Fault",
     "ModelConfig",

@@ -201,9 +201,11 @@ def _check_rest(config: Config) -> None:
         raise ConfigError("checkpoint.full", True, "false with algo=data_parallel")
     for key in ("most_failed_starts", "final_tries", "most_failures"):
         at_least(f"supervisor.{key}", getattr(config.supervisor, key), 1)
-    for field in dataclasses.fields(config.supervisor):
-        if field.name.endswith("_s"):
-            above(f"supervisor.{field.name}", getattr(config.supervisor, field.name), 0.0)
+    for group in ("supervisor", "elastic"):
+        part = getattr(config, group)
+        for field in dataclasses.fields(part):
+            if field.name.endswith("_s"):
+                above(f"{group}.{field.name}", getattr(part, field.name), 0.0)
 
 
 def _check_finite(config: Config) -> None:

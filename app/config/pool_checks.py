@@ -30,6 +30,9 @@ def check_pools(config: Config) -> None:
     for name, size in config.pool_sizes.items():
         most = config.pools[name].max_learners
         if most is not None:
+            if config.algo == "data_parallel" and most > size:
+                allowed = f"at most {size}: algo=data_parallel has the learners that it starts with"
+                raise ConfigError(f"pools.{name}.max_learners", most, allowed)
             int_range(f"pools.{name}.max_learners", most, size, MOST["learners"], "learners that one run can have")
 
 

@@ -95,3 +95,21 @@ class SyncerConfig:
     def labels(self) -> dict[str, str]:
         """Labels that its nodes must have. Those that say nothing of spot or not are taken for stable."""
         return ({} if self.spot else {MARKET_LABEL: f"!{SPOT}"}) | dict(self.label_selector)
+
+
+@dataclass(frozen=True)
+class ElasticConfig:
+    """Pools that grow and shrink, and learners whose nodes are taken away."""
+
+    hand_in_s: float = 20.0
+    """Seconds at most in which a learner that has to go hands in its work; less where its node has less time."""
+    request_s: float = 300.0
+    """Seconds after which a request for a node for one more learner rests, so that it does not hold up others."""
+    rest_s: float = 60.0
+    """Seconds for which it rests."""
+    steady_s: float = 60.0
+    """A learner that loses its node sooner than this after it got it makes its pool ask for others later and later."""
+    backoff_s: float = 5.0
+    """Seconds that a pool waits after the first such loss; twice as long after each further one in a row."""
+    backoff_most_s: float = 300.0
+    """Seconds that it waits at most."""

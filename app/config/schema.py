@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from app.config.chaos import ChaosConfig
-from app.config.pools import PoolConfig, SyncerConfig, sizes_of
+from app.config.pools import ElasticConfig, PoolConfig, SyncerConfig, sizes_of
 from app.config.roster import first_learners, pool_name_of
 from app.diloco.settings import DilocoSettings
 
@@ -274,6 +274,8 @@ class Config:
     """The algorithm."""
     pools: dict[str, PoolConfig] = field(default_factory=lambda: {"local": PoolConfig()})
     """The pools by name; learners are given to them in this order."""
+    elastic: ElasticConfig = field(default_factory=ElasticConfig)
+    """Pools that grow and shrink."""
     syncer: SyncerConfig = field(default_factory=SyncerConfig)
     """The syncer's process."""
     chaos: ChaosConfig = field(default_factory=ChaosConfig)

@@ -72,6 +72,8 @@ class Report:
     outstanding: tuple[int, ...]
     idle: bool = False
     """The learner was told to finish and has stopped stepping."""
+    leaving: bool = False
+    """It has stopped stepping, and goes when it has handed in what it has."""
     need_full: tuple[int, ...] = ()
     """Fragments whose digest did not match: the next offer of each must be a full fragment."""
     samples: int = 0

@@ -62,14 +62,19 @@ class Process:
         post: Callable[[Process, Letter], None],
         tokens: Callable[[], int],
         adopt_on_arrival: bool,
+        left: Callable[[], None],
     ):
-        """`post` takes a letter that arrived at the syncer; `tokens` gives the global token count."""
+        """`post` takes a letter that arrived at the syncer; `tokens` gives the global token count.
+
+        `left` hears that it has handed in and is gone.
+        """
         self.name, self.replica = learner.name, replica
         self.dead = False
         self._pace, self._inner_step, self._settings = learner.pace, body.inner_step, settings
         self._agenda, self._post, self._tokens = agenda, post, tokens
         self._up, self.down = Line(agenda, learner.pace, chance), Line(agenda, learner.pace, chance)
-        self._adopt_on_arrival = adopt_on_arrival
+        self._adopt_on_arrival, self._left = adopt_on_arrival, left
+        self._leaves = False
         self._slot_wait = SlotWait(settings, joined_at=replica.clock) if settings.blocking else None
         self._waiting = False
         """Stands still for a merged fragment."""
@@ -92,6 +97,10 @@ class Process:
         """Nothing more happens here; what is on the wire arrives."""
         self.dead = True
         self._plan += 1
+
+    def leave(self) -> None:
+        """At the end of the step under way it stops, and hands in what it has."""
+        self._leaves = True
 
     # ---- stepping
 
@@ -119,6 +128,11 @@ class Process:
         if reply is not None:
             self.hear(reply)
             return
+        if self._leaves:
+            self.replica.leaving = self._idle = True
+            self._adopt(list(self._adopt_at))
+            self._send((), poll=False)
+            return
         self._adopt([p for p, steps in self._adopt_at.items() if steps <= self._steps])
         if self._must_wait():
             self._adopt(list(self._adopt_at))
@@ -138,7 +152,11 @@ class Process:
         """The answer to the poll arrives: asks are answered at once, offers wait for the step boundary."""
         if self.dead:
             return
-        assert not reply.fenced, "a living process was fenced"
+        if reply.fenced:
+            assert self.replica.leaving, "a living process was fenced"
+            self.die()
+            self._left()
+            return
         if reply.finish and self._in_step:
             self._heard_late = reply  # the step under way still counts
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from app.diloco import cut, ending, intake, joining, merging
+from app.diloco import cut, ending, handing_in, intake, joining, merging
 from app.diloco.events import (
     AT_BUDGET,
     Arrived,
@@ -89,6 +89,7 @@ class Protocol(Machine):
             ending.finish(self, Finish(AT_BUDGET, self.settings.final_deadline_s), now)
         if self.finishing is None:
             merging.open_due(self, now)
+            handing_in.hand_in(self, now)
         else:
             ending.open_final(self, now)
         merging.close_due(self, now)

@@ -51,6 +51,8 @@ class Replica:
         self.seq = 0
         self.cut_taken: CutId | None = None
         self.cut_saved: CutId | None = None
+        self.leaving = False
+        """Tell the syncer that nothing more comes: it takes what there is, and lets this learner go."""
         self._heard = 0
         self._inbox: dict[int, Received] = {}
         self._need_full: set[int] = set()
@@ -109,6 +111,7 @@ class Replica:
                 discarded=tuple(dict(held.discarded) for held in self.fragments),
                 outstanding=tuple(held.outstanding for held in self.fragments),
                 idle=idle,
+                leaving=self.leaving,
                 need_full=tuple(sorted(self._need_full)),
                 samples=self.samples,
                 cut_taken=self.cut_taken,

@@ -112,6 +112,16 @@ class SteppedFleet:
 
     # ---- life and death
 
+    def join(self, learner: SteppedLearner) -> None:
+        """One more joins now."""
+        self._learners[learner.name] = learner
+        self._start(learner.name)
+
+    def send_away(self, name: str) -> None:
+        """This one hands in and leaves."""
+        if (process := self.processes.get(name)) is not None:
+            process.leave()
+
     def _start(self, name: str) -> None:
         """A process of this learner joins and trains; none does once the run is ending."""
         protocol, learner = self.protocol, self._learners[name]
@@ -131,7 +141,11 @@ class SteppedFleet:
             post=self._take,
             tokens=lambda: protocol.books.tokens,
             adopt_on_arrival=self._adopt_on_arrival,
+            left=partial(self._left, name),
         )
+
+    def _left(self, name: str) -> None:
+        del self.processes[name]
 
     def _plan_kill(self) -> None:
         kill = next(self._kills, None)

@@ -189,6 +189,7 @@ def _report(fragments: int) -> Mapping[str, Check]:
         "discarded": _tuple(of_each, fragments, fragments),
         "outstanding": _tuple(_count, fragments, fragments),
         "idle": _flag,
+        "leaving": _flag,
         "need_full": _tuple(_below(fragments), 0, fragments),
         "samples": _count,
         "cut_taken": _maybe(_cut_id),

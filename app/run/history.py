@@ -1,7 +1,7 @@
 """A run's facts, read from its event tape: what the summary is made of. Pure.
 
-Events used (all with `at`, unix time): run_started, run_ended, placed, learner (a sample of its counters), join,
-first_merge, leave, merge, fault, back, syncer_started, syncer (a sample), finish, final, samples.
+Events used (all with `at`, unix time): run_started, run_ended, placed, removed, learner (a sample of its counters),
+join, first_merge, leave, merge, fault, back, syncer_started, syncer (a sample), finish, final, samples.
 """
 
 from __future__ import annotations
@@ -215,13 +215,20 @@ class History:
         return intervals
 
     def _allocated(self, name: str) -> float:
-        """From placement to the end of each attempt's last round: after it the learners are ended."""
+        """While it has a place: from each placement until that is given back, at the latest when the attempt's last
+        round ends, as the learners are ended then.
+        """
         total = 0.0
         for attempt in attempts(self.events):
-            placed = _first(attempt, 0.0, kind="placed", learner=name)
-            if placed is not None:
-                ended = _first(attempt, placed["at"], kind="ended") or attempt[-1]
-                total += ended["at"] - placed["at"]
+            end = (_first(attempt, 0.0, kind="ended") or attempt[-1])["at"]
+            since: float | None = None
+            for event in attempt:
+                if event["kind"] not in ("placed", "removed") or event["learner"] != name:
+                    continue
+                if since is not None:
+                    total += max(0.0, min(event["at"], end) - since)
+                since = event["at"] if event["kind"] == "placed" else None
+            total += 0.0 if since is None else max(0.0, end - since)
         return total
 
 

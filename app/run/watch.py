@@ -21,6 +21,8 @@ class Sight:
     answered: bool
     gone: bool = False
     """Ray says that the process is not there."""
+    placed: bool = True
+    """It has a place in the cluster; without one it can do nothing."""
     incarnation: int = 0
     steps: int = 0
     step_time: float = 0.0
@@ -79,20 +81,21 @@ class _Track:
 class Watch:
     """Remembers when each learner last made a step."""
 
-    def __init__(self, learners: tuple[str, ...], diloco: DilocoSettings, config: SupervisorConfig, now: float):
+    def __init__(self, diloco: DilocoSettings, config: SupervisorConfig, now: float):
         self._diloco, self._config = diloco, config
-        self._tracks = {learner: _Track(changed_at=now) for learner in learners}
+        self._tracks: dict[str, _Track] = {}
         self._looked_at = now
 
     def look(self, sights: Mapping[str, Sight], now: float) -> list[Action]:
         """Take one look at all learners and decide."""
         self._forgive(now)
+        self._tracks = {learner: self._tracks.get(learner) or _Track(changed_at=now) for learner in sights}
         actions: list[Action] = []
         for learner, sight in sights.items():
             actions += self._see(learner, self._tracks[learner], sight, now)
         actions += [self._replace(learner, "hang", now) for learner in self._hanging(sights, now)]
         most = self._config.most_failed_starts
-        if all(track.failures >= most for track in self._tracks.values()):
+        if self._tracks and all(track.failures >= most for track in self._tracks.values()):
             error = next((track.error.strip() for track in self._tracks.values() if track.error), "they hang")
             actions.append(GiveUp(f"no learner gets to step after {most} starts: {error}"))
         return actions
@@ -110,6 +113,8 @@ class Watch:
             if sight.error is not None and track.steps < 1:  # its process never got as far as to join
                 track.failures, track.error, track.changed_at = track.failures + 1, sight.error, now
             return self._died(learner, track, now)
+        if not sight.placed:
+            track.changed_at = now
         if not sight.answered or 0 < sight.incarnation <= track.lost:
             return []  # silent, or given up already: either it ends now, or it is fenced and will never step again
         actions: list[Action] = []

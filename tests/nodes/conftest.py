@@ -1,6 +1,7 @@
 """A cluster of several nodes on this machine: nodes join and die, the head stays."""
 
 import contextlib
+import subprocess
 
 import psutil
 import pytest
@@ -34,6 +35,12 @@ class Nodes:
         """SIGKILL of the node's raylet; what it runs ends with it."""
         self._raylets[node_id].kill()
         self.bury(node_id)
+
+    def drain(self, node_id, seconds):
+        """Tell the node that it has so many seconds left, as a cloud does that takes a machine back."""
+        command = ["ray", "drain-node", "--address", self._cluster.address, "--node-id", node_id]
+        command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test"]
+        subprocess.run([*command, "--deadline-remaining-seconds", str(seconds)], check=True, capture_output=True)
 
     def bury(self, node_id):
         """Wait until a node's raylet has ended, and all that it ran."""

@@ -146,7 +146,7 @@ class World:
         for offer in reply.offers:
             replica.receive(offer)
         for ask in asks:
-            if self.faults and self.random.random() < 0.3:
+            if self.faults and not replica.leaving and self.random.random() < 0.3:
                 self._inner_step(process)
             given = replica.contribute(ask, 1.0, 0.5, process.idle)
             key = (name, incarnation, given.fragment, ask.epoch, ask.round)
@@ -280,6 +280,9 @@ class World:
         if not self.deaths or self.random.random() >= 0.03:
             return
         process = self.random.choice(list(self.processes.values()))
+        if process.replica is not None and self.random.random() < 0.25:
+            process.replica.leaving = process.idle = True
+            return
         if self.random.random() < 0.4:
             process.frozen_until = self.now + self.random.choice([3, 8, 25])
             if process.replica is not None and self.random.random() < 0.5:

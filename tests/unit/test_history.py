@@ -327,3 +327,18 @@ def test_nothing_on_the_tape_is_a_history_too() -> None:
     history = History(without_pauses([]))
     assert (history.started_at, history.ended_at, history.wall_s) == (0.0, 0.0, 0)
     assert (history.learners(), history.merges(), history.faults()) == ([], (), ())
+
+
+def test_a_learner_that_comes_and_goes_is_paid_for_while_it_has_a_place() -> None:
+    events = [
+        *START,
+        event(110.0, "placed", learner="spot-0", pool="spot"),
+        event(114.0, "removed", learner="spot-0", reason="its node is gone"),
+        event(120.0, "placed", learner="spot-0", pool="spot"),
+        event(130.0, "ended"),
+        event(131.0, "removed", learner="spot-0", reason="after the end"),
+        event(140.0, "run_ended"),
+    ]
+    assert History(events).learner("spot-0", (0, 0)).allocated_s == pytest.approx(4.0 + 10.0)
+    assert History(events).learner("learner-1", (0, 0)).allocated_s == pytest.approx(28.5)
+    assert History(events).learner("nobody-0", (0, 0)).allocated_s == 0.0

@@ -62,3 +62,14 @@ def test_slow_learners_and_deaths_take_their_share(folder):
     assert disturbed.virtual_s > undisturbed.virtual_s
     assert disturbed.discarded_share > undisturbed.discarded_share
     assert 1.5 < disturbed.contributors < undisturbed.contributors <= 3.0
+
+
+def test_borrowed_learners_shorten_a_run_and_leave_all_their_work(folder):
+    two = config("learners=2", "train.tokens=12000")
+    alone, helped = (train_decoupled(two, folder, Schedule(borrowed=number)) for number in (0, 2))
+    # A quarter alone, half with twice as many, a quarter alone: three quarters of the time.
+    assert helped.virtual_s == pytest.approx(0.75 * alone.virtual_s, rel=0.1)
+    assert helped.deaths == 0
+    assert helped.discarded_share == alone.discarded_share == 0.0
+    assert 2.2 < helped.contributors < 4.0
+    assert helped.loss == pytest.approx(alone.loss, rel=0.03)

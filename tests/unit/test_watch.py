@@ -27,7 +27,7 @@ class Scene:
     def __init__(self, learners: int = 1, diloco: DilocoSettings = DILOCO):
         self.now = 0.0
         self.names = tuple(f"learner-{i}" for i in range(learners))
-        self.watch = Watch(self.names, diloco, CONFIG, self.now)
+        self.watch = Watch(diloco, CONFIG, self.now)
         self.sights = dict.fromkeys(self.names, SILENT)
 
     def look(self, **sights: Sight) -> list[Action]:
@@ -279,3 +279,21 @@ def test_a_death_after_steps_is_no_failed_start() -> None:
         died = Sight(answered=False, gone=True, error="killed")
         assert scene.look(l0=died) == [Lost("learner-0", incarnation, "died")]
         assert scene.look(l0=stepping(1, incarnation=incarnation + 1)) == []
+
+
+def test_who_has_no_place_hangs_not_and_gets_all_the_time_once_it_has_one() -> None:
+    scene = Scene()
+    scene.look(l0=Sight(answered=False, placed=False))
+    assert scene.until(20 * CONFIG.start_deadline_s) == []
+    scene.look(l0=SILENT)
+    ((at, action),) = scene.until(1.5 * CONFIG.start_deadline_s)
+    assert at >= CONFIG.start_deadline_s - 1.0
+    assert isinstance(action, Replace)
+
+
+def test_who_is_not_looked_at_is_forgotten() -> None:
+    scene = joined(2)
+    del scene.sights["learner-1"]
+    assert scene.train(2 * scene.watch.deadline("learner-0")) == []
+    scene.sights["learner-1"] = starting()  # another one of the name
+    assert scene.look() == []

@@ -178,6 +178,16 @@ def _mixed() -> list[Row]:
     ]
 
 
+def _borrowed() -> list[Row]:
+    """More learners for the middle of the run: what it saves, and what it costs."""
+    like, rows = "decoupled_m4_muon_half", []
+    for borrowed in (4, 12):
+        note = f"from 25 to 75% of the tokens {borrowed} more learners"
+        schedule = Schedule(borrowed=borrowed)
+        rows.append(Row(f"decoupled_m4_muon_borrowed{borrowed}", schedule=schedule, like=like, note=note))
+    return rows
+
+
 def _outer() -> list[Row]:
     rows = []
     for lr, momentum in (("1.0", "0.0"), ("0.4", "0.6"), ("0.8", "0.5"), ("0.3", "0.8"), ("0.7", "0.9")):
@@ -201,4 +211,7 @@ def _large() -> list[Row]:
     return rows
 
 
-ROWS = {row.name: row for row in [*_both("adamw"), *_both("muon"), *_ladder(), *_mixed(), *_outer(), *_large()]}
+ROWS = {
+    row.name: row
+    for row in [*_both("adamw"), *_both("muon"), *_ladder(), *_mixed(), *_borrowed(), *_outer(), *_large()]
+}
