@@ -54,8 +54,6 @@ def scale(location: str, pool: str, most: int) -> None:
     try:
         supervisor = ray.get_actor(SUPERVISOR, namespace=namespace_of(run_id))
         ray.get(supervisor.scale.remote(pool, most), timeout=ANSWER_S)
-    except AttributeError as error:
-        raise Refused(f"the run in {location} is of a version that can't be scaled") from error
     except ValueError as error:
         cause = getattr(error, "cause", None)  # what the run says; else Ray knows no such actor
         raise Refused(str(cause) if cause is not None else f"the run in {location} is not alive") from error

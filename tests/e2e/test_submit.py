@@ -13,7 +13,6 @@ import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
-from actors.supervisor import Supervisor
 from below import gone
 from tests.cluster.audit import processes
 from tests.cluster.harness import wait_for
@@ -238,6 +237,9 @@ def test_a_job_outlives_its_terminal_and_a_stop_checkpoints_it(submit, tmp_path)
 
     follower = submit("logs", job)
     follower.wait_for("of 1,000,000,000 tokens")
+    beside = id_in(done(submit, "--detach", "--", *TWO, f"run.dir={tmp_path}/beside", "train.tokens=20000"))
+    assert f"2 jobs are alive: name one of {job}, {beside}" in done(submit, "stop", code=2)
+    assert "completed" in done(submit, "logs", beside)
     said = done(submit, "stop")
     assert "SIGTERM: last round and checkpoint" in said
     assert "exit code 143: the same command with run.resume=auto goes on" in said.splitlines()[-1]
@@ -279,11 +281,11 @@ def test_a_run_outlives_its_jobs_driver_and_a_resubmission_attaches_to_it(submit
     second = submit("--", *same, "run.resume=auto")
     second.wait_for("attached to the living run")
     second.wait_for("of 1,000,000,000 tokens")
-    if not hasattr(Supervisor, "scale"):
-        assert "can't be scaled" in done(submit, "scale", "local", "3", code=2)
-    else:
-        assert "pool local" in done(submit, "scale", "local", "3")
-        assert "nowhere" in done(submit, "scale", "nowhere", "3", code=2)
+    (line,) = done(submit, "scale", "nowhere", "3", code=2).splitlines()
+    assert line.startswith("error: ")
+    assert "nowhere" in line
+    assert done(submit, "scale", "local", "3") == f"pool local of {folder} may have 3 learners now\n"
+    wait_for("another joins", lambda: [e for e in events_in(folder, "join") if e["learner"] == "local-0"], WAIT_S)
     done(submit, "stop")
     assert second.wait() == 143, second.output
     assert events_in(folder, "syncer_started")[-1]["epoch"] == 2  # nobody started it again
