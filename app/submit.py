@@ -31,6 +31,7 @@ from app.jobs.job import (
     choose,
     entrypoint,
     exit_code,
+    how_it_stopped,
     job_from,
     new_id,
     own_lines,
@@ -47,6 +48,7 @@ EXIT_LOST, EXIT_REFUSED, EXIT_INTERRUPTED = 1, 2, 130
 STOP_WAIT_S = 600
 """Seconds that a stopped job has for its last round and checkpoint, unless RAY_JOB_STOP_WAIT_TIME_S says otherwise."""
 SCALE_WAIT_S = 5
+UNSAID = " It left no exit code: it was killed before its checkpoint, or had not started its run."
 
 USAGE = f"""usage: {COMMAND} [--address URL] [--detach] -- [overrides]
        {COMMAND} [--address URL] status [JOB]
@@ -147,7 +149,7 @@ def _submit(options: argparse.Namespace) -> int:
     overrides: list[str] = options.overrides
     config = load(overrides, here=False)
     check_in_job(config.run)
-    wait_s = _stop_wait()
+    wait_s = stop_wait()
     cluster = _connect(options)
     job_id = new_id(config.run.path)
     with tempfile.TemporaryDirectory() as folder:
@@ -202,8 +204,10 @@ def _stop(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nit stops all the same", flush=True)
         raise
-    print(_how_it_stopped(ended, told_code(cluster.log(job.id)), time.monotonic() - asked))
-    return 0 if ended.status in (STOPPED, SUCCEEDED) else EXIT_LOST
+    code, took_s = told_code(cluster.log(job.id)), time.monotonic() - asked
+    print(how_it_stopped(ended, code, took_s))
+    killed = code is None and took_s >= job.stop_wait_s
+    return 0 if ended.status == SUCCEEDED or (ended.status == STOPPED and not killed) else EXIT_LOST
 
 
 def _scale(options: argparse.Namespace) -> int:
@@ -248,7 +252,8 @@ def _follow(options: argparse.Namespace, cluster: Cluster, job_id: str) -> int:
     code = exit_code(job, text)
     if job.status != SUCCEEDED:
         why = job.message.partition("\n")[0].removesuffix(", last available logs (truncated to 20,000 chars):")
-        print(f"{job_id} is {job.status}: {why}", file=sys.stderr)
+        unsaid = "" if job.status != STOPPED or told_code(text) is not None else UNSAID
+        print(f"{job_id} is {job.status}: {why}{unsaid}", file=sys.stderr)
     return code
 
 
@@ -264,7 +269,8 @@ def _say_how_to_go_on(options: argparse.Namespace, job_id: str) -> None:
         print(f"  {COMMAND} {at}{command} {job_id}   {what}", flush=True)
 
 
-def _stop_wait() -> int:
+def stop_wait() -> int:
+    """Seconds that a job has when it is stopped. Raises ConfigError."""
     text = os.environ.get(STOP_WAIT, str(STOP_WAIT_S))
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(STOP_WAIT, text, "whole seconds are needed")
@@ -275,22 +281,6 @@ def _line(job: Job) -> str:
     until = job.ended_at if job.ended_at is not None else time.time()
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started_at))
     return f"{job.id}  {job.status}  {started}, {until - job.started_at:,.0f} s  {job.run_dir or '-'}"
-
-
-def _how_it_stopped(job: Job, code: int | None, took_s: float) -> str:
-    again = "the same command with run.resume=auto"
-    if job.status == SUCCEEDED:
-        return f"{job.id} has completed: {job.run_dir}/model"
-    if job.status != STOPPED:
-        return f"{job.id} is {job.status}: {job.message.partition(chr(10))[0]}"
-    if code is not None:
-        return f"{job.id} has stopped after {took_s:.0f} s, exit code {code}: {again} goes on from {job.run_dir}"
-    if took_s < job.stop_wait_s:
-        return f"{job.id} has stopped before its run had started: {again} goes on from what there is"
-    return (
-        f"{job.id} was killed after {job.stop_wait_s} s; its run may live on, and ends by itself: "
-        f"{again} attaches to it or goes on from {job.run_dir}"
-    )
 
 
 if __name__ == "__main__":

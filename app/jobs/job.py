@@ -142,3 +142,20 @@ def own_lines(log: str) -> str:
     lines = log.splitlines(keepends=True)
     first = next((i + 1 for i, line in enumerate(lines) if line.startswith(_PREAMBLE)), 0)
     return "".join(lines[first:])
+
+
+def how_it_stopped(job: Job, code: int | None, took_s: float) -> str:
+    """What became of a stop. `code`: the exit code that its driver wrote down."""
+    again = "the same command with run.resume=auto"
+    if job.status == SUCCEEDED:
+        return f"{job.id} has completed: {job.run_dir}/model"
+    if job.status != STOPPED:
+        return f"{job.id} is {job.status}: {job.message.partition(chr(10))[0]}"
+    if code is not None:
+        return f"{job.id} has stopped after {took_s:.0f} s, exit code {code}: {again} goes on from {job.run_dir}"
+    if took_s < job.stop_wait_s:
+        return f"{job.id} has stopped before its run had started: {again} goes on from what there is"
+    return (
+        f"{job.id} was killed after {job.stop_wait_s} s; its run may live on, and ends by itself: "
+        f"{again} attaches to it or goes on from {job.run_dir}"
+    )

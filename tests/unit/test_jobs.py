@@ -11,10 +11,21 @@ import pytest
 from app.config import ConfigError, load
 from app.config.location import check_in_job
 from app.jobs import log as following
-from app.jobs.job import Job, JobError, choose, entrypoint, exit_code, job_from, new_id, own_lines, told_code
+from app.jobs.job import (
+    Job,
+    JobError,
+    choose,
+    entrypoint,
+    exit_code,
+    how_it_stopped,
+    job_from,
+    new_id,
+    own_lines,
+    told_code,
+)
 from app.jobs.log import Log
 from app.jobs.package import write_package
-from app.submit import ROOT
+from app.submit import ROOT, stop_wait
 
 
 def job(name, status="RUNNING", started=0.0, code=None):
@@ -267,3 +278,29 @@ def test_a_cluster_that_stays_away_is_given_up(monkeypatch):
     monkeypatch.setattr(following, "LOST_S", -1.0)
     with pytest.raises(JobError, match="cut off"):
         followed([[Cluster.LOST]], [])
+
+
+# ---- how a stop went
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "took_s", "said"),
+    [
+        ("STOPPED", 143, 5.0, "a has stopped after 5 s, exit code 143: the same command with run.resume=auto goes on"),
+        ("STOPPED", None, 1.0, "a has stopped before its run had started"),
+        ("STOPPED", None, 3.5, "a was killed after 3 s; its run may live on"),
+        ("SUCCEEDED", 0, 1.0, "a has completed: /runs/a/model"),
+        ("FAILED", 1, 1.0, "a is FAILED"),
+    ],
+)
+def test_what_became_of_a_stop_is_said(status, code, took_s, said):
+    assert how_it_stopped(job("a", status), code, took_s).startswith(said)
+
+
+def test_the_time_that_a_stop_has_is_whole_seconds(monkeypatch):
+    monkeypatch.setenv("RAY_JOB_STOP_WAIT_TIME_S", "90")
+    assert stop_wait() == 90
+    for wrong in ("soon", "0", "1.5", ""):
+        monkeypatch.setenv("RAY_JOB_STOP_WAIT_TIME_S", wrong)
+        with pytest.raises(ConfigError, match=r"RAY_JOB_STOP_WAIT_TIME_S=.*whole seconds"):
+            stop_wait()
