@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ class S3Server:
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server: BaseWSGIServer | None = None
         self._port = 0
+        self._held: socket.socket | None = None
+        """Has the port while nobody listens there, so that no other process takes it."""
         self.failing: Choice = never
         self.losing: Choice = never
         self.cutting: Choice = never
@@ -54,6 +57,9 @@ class S3Server:
         return {**KEYS, "FSSPEC_S3_ENDPOINT_URL": self.url}
 
     def start(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
         self._server = make_server(HOST, self._port, self._answer, threaded=True, request_handler=MotoRequestHandler)
         self._port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -64,6 +70,9 @@ class S3Server:
         self._server.shutdown()
         self._server.server_close()
         self._server = None
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._held.bind((HOST, self._port))
 
     @contextmanager
     def away(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ CONFIG = Config(
     model=ModelConfig(hidden=32, layers=1, heads=2, intermediate=48),
     train=TrainConfig(batch_size=4, precision="fp32"),
     diloco=DilocoSettings(fragments=2, sync_interval=4, overlap_steps=1, min_quorum=2),
-    pools={"fast": PoolConfig(learners=1), "slow": PoolConfig(batch_size=2, accumulation=3)},
+    pools={"fast": PoolConfig(min_learners=1), "slow": PoolConfig(batch_size=2, accumulation=3)},
 )
 
 

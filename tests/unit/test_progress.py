@@ -77,6 +77,7 @@ def status(**fields: Any) -> SupervisorStatus:
         "syncer_silent_s": 0.0,
         "learners": {"learner-0": learner()},
         "silent": (),
+        "present": ("learner-0", "learner-1"),
         "evaluation": None,
         "final": None,
         "summary": None,
@@ -96,7 +97,7 @@ def test_the_view_of_a_run(tmp_path: Path) -> None:
 
 def test_each_learner_is_shown_with_its_pool_and_its_pools_batch(tmp_path: Path) -> None:
     run = spec(tmp_path)
-    pools = {"fast": PoolConfig(learners=1), "slow": PoolConfig(batch_size=1, accumulation=3)}
+    pools = {"fast": PoolConfig(min_learners=1), "slow": PoolConfig(batch_size=1, accumulation=3)}
     run = replace(run, config=replace(run.config, pools=pools))
     both = {name: learner(learner=name) for name in run.config.learner_ids}
     fast, slow = Progress(run, attached=False).view(status(learners=both)).rows
@@ -267,3 +268,29 @@ def test_news_are_told_once(tmp_path: Path) -> None:
         "the journal can't be written, merges wait: disk full",
     ]
     assert progress.news(status()) == []
+
+
+def test_learners_come_and_go_in_the_view_and_in_the_news(tmp_path: Path) -> None:
+    """A row for each that has a place or is wanted from the start, and a line for each of a pool's further ones."""
+    run = spec(tmp_path)
+    present = ("learner-1", "local-0")
+    view = Progress(run, attached=False).view(status(present=present, learners={"local-0": learner(learner="local-0")}))
+    assert [(row.learner, row.state) for row in view.rows] == [("learner-1", "starting"), ("local-0", "training")]
+    progress = Progress(run, attached=False)
+    events = [
+        {"kind": "join", "at": 3.0, "learner": "local-0", "incarnation": 1},
+        {"kind": "join", "at": 3.5, "learner": "local-0", "incarnation": 2},
+        {"kind": "scaled", "at": 4.0, "pool": "local", "most": 1},
+        {"kind": "leaving", "at": 5.0, "learner": "local-0", "reason": "its node goes", "seconds": 18.0},
+        {"kind": "leave", "at": 6.0, "learner": "local-0", "incarnation": 2, "reason": "left"},
+        {"kind": "leave", "at": 7.0, "learner": "learner-1", "incarnation": 1, "reason": "died"},
+    ]
+    Path(run.tape).write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert progress.news(status()) == [
+        "local-0 has joined",
+        "local-0 is back as incarnation 2",
+        "pool local may have 1 learners from now on",
+        "local-0 has to go, its node goes: it has 18 s to hand in",
+        "local-0 #2 has handed in and left",
+        "learner-1 #1 is gone: died",
+    ]
