@@ -1,4 +1,4 @@
-"""How soon a group is back: `python scripts/bench/group_restart.py [--learners M --workers W --strikes N --sharded]`.
+"""How soon a group is back: `python scripts/bench/group_restart.py [--learners M --workers W --strikes N] [KEY=VALUE]`.
 
 A real run of M learners with W workers each. One worker after the other of the last learner is killed, rank 1 first,
 and Ray starts the group anew. Before each strike the group is stopped (SIGSTOP) and, under the load of the others, W
@@ -50,7 +50,7 @@ WANTED_RATIO = 1.5
 def main() -> int:
     """Run, strike, print."""
     arguments = _arguments()
-    pool = [f"pools.local.workers_per_learner={arguments.workers}", f"pools.local.sharded={arguments.sharded}"]
+    pool = [f"pools.local.workers_per_learner={arguments.workers}", *arguments.overrides]
     quiet = [f"train.tokens={NEVER}", f"eval.every_tokens={NEVER}", f"diloco.hang_min_s={LONG_S}"]
     with tempfile.TemporaryDirectory(prefix="diloco-bench-") as folder, nothing_left():
         config = load([f"learners={arguments.learners}", f"run.dir={folder}/run", *pool, *quiet])
@@ -96,6 +96,7 @@ def measure(spec: RunSpec, workers: int, strikes: int) -> dict[str, Any]:
         "learners": len(others) + 1,
         "workers": workers,
         "sharded": spec.config.pools["local"].sharded,
+        "preload": spec.config.run.preload,
     }
 
 
@@ -148,7 +149,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--learners", type=positive, default=2, help="2 by default")
     parser.add_argument("--workers", type=positive, default=2, help="workers of each; 2 by default")
     parser.add_argument("--strikes", type=positive, default=4, help="4 by default")
-    parser.add_argument("--sharded", action="store_true", help="FSDP2 instead of DDP")
+    parser.add_argument("overrides", nargs="*", help="for example pools.local.sharded=true, run.preload=false")
     return parser.parse_args()
 
 
