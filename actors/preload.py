@@ -35,9 +35,10 @@ START_CPU = "DILOCO_START_CPU_S"
 """Environment variable with the CPU seconds that a forked worker has cost before its fork."""
 CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch looks for GPUs without using them: a fork of a process that used one can't."""
-OWN = ("RAY_JOB_ID", "RAY_CLIENT_MODE")
+OWN = ("RAY_CLIENT_MODE",)
 SHARED = ("FSSPEC_", "HF_", "LD_", "MALLOC_", "NUMBA_", "PYTHON", "RAY_", "TORCH", "TRANSFORMERS_", "XDG_")
-"""Prefixes of variables that imports look at: workers that differ in one do not share a preloader."""
+"""Prefixes of variables that imports look at: workers that differ in one do not share a preloader. RAY_JOB_ID is one:
+Ray keeps the one that it was imported with, and has no use for a worker that comes under another job's."""
 HEADER = struct.Struct("!I")
 """Length of the JSON that follows."""
 

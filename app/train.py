@@ -9,21 +9,21 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from pathlib import Path
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-if os.environ.get("RAY_ADDRESS") and (
-    os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} or Path("~/.ray/auth_token").expanduser().exists()
-):
-    # `ray start` asks for a token where there is one, but a client does not send it unasked; open clusters ignore it
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
+from app.ray_token import send_token
+
+if os.environ.get("RAY_ADDRESS"):
+    send_token()
 
 from actors.preloader import fork_preloader
 from app.config import Config, ConfigError, as_yaml, describe, load
+from app.config.location import IN_JOB
+from app.jobs.job import LAST_LINE
 
 EXIT_WRONG_CONFIG = 2
 EXIT_INTERRUPTED = 130
@@ -59,4 +59,7 @@ def _run(config: Config) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if IN_JOB in os.environ:
+        print(f"{LAST_LINE}{code}", flush=True)
+    sys.exit(code)

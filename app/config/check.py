@@ -1,4 +1,4 @@
-"""Every check on a configuration. Pure, except that it looks whether named local files exist."""
+"""Every check on a configuration. Pure, except that it may look whether named local files exist."""
 
 from __future__ import annotations
 
@@ -42,8 +42,12 @@ from app.diloco.settings import (
 )
 
 
-def check(config: Config) -> None:
+def check(config: Config, here: bool = True) -> None:
     """Refuse what can't work, with the key, the value and what is allowed.
+
+    Args:
+        config: the run's configuration.
+        here: the run starts on this machine, so that files which it names must be there.
 
     Raises:
         ConfigError: for the first wrong value found.
@@ -51,8 +55,8 @@ def check(config: Config) -> None:
     _check_finite(config)
     check_limits(_leaves(config, ""))
     _check_run(config)
-    check_model(config)
-    check_data(config)
+    check_model(config, here)
+    check_data(config, here)
     _check_train(config)
     _check_algo(config)
     check_pools(config)

@@ -42,8 +42,12 @@ TYPE_WORDS = {
 }
 
 
-def load(overrides: Sequence[str]) -> Config:
+def load(overrides: Sequence[str], here: bool = True) -> Config:
     """Compose `conf/` with `key=value` overrides and check the result.
+
+    Args:
+        overrides: the command line.
+        here: the run starts on this machine, so that files which it names must be there.
 
     Raises:
         ConfigError: for whatever is wrong: syntax, key, group option, type or value.
@@ -54,7 +58,7 @@ def load(overrides: Sequence[str]) -> Config:
     if apart and "run.name" not in values:  # beside the usual run, not in its folder
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, name="-".join(apart)))
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=config.run.path))
-    check(config)
+    check(config, here)
     return config
 
 

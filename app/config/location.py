@@ -11,6 +11,8 @@ from app.config.chaos import ChaosConfig
 from app.config.error import ConfigError
 from app.config.schema import RunConfig
 
+IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Set by Ray for whatever `ray job submit` runs."""
 OWN = ("memory", "local")
 """Schemes of stores that only one process or machine sees, as it sees what URLs with `::` put before a store."""
 
@@ -38,3 +40,9 @@ def check_location(run: RunConfig, chaos: ChaosConfig) -> None:
             raise ConfigError(f"chaos.faults[{i}].kind", fault.kind, "run.dir as a folder, not a URL, is needed")
     if chaos.rates.fill_disk > 0:
         raise ConfigError("chaos.rates.fill_disk", chaos.rates.fill_disk, "0 is needed when run.dir is a URL")
+
+
+def check_in_job(run: RunConfig) -> None:
+    """Refuse a relative run folder in a Ray job: it would lie in the job's own copy of the code. Raises ConfigError."""
+    if "://" not in run.path and not Path(run.path).expanduser().is_absolute():
+        raise ConfigError("run.dir", run.path, "in a Ray job an absolute path or a URL is needed")

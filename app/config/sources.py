@@ -9,14 +9,15 @@ from app.config.rules import at_least, one_of, open_interval
 from app.config.schema import DATA_SOURCES, MODEL_NAMES, Config
 
 
-def check_model(config: Config) -> None:
-    """Refuse a model that can't be built. Raises ConfigError."""
+def check_model(config: Config, here: bool) -> None:
+    """Refuse a model that can't be built; `here`: as far as files of this machine tell. Raises ConfigError."""
     model = config.model
     one_of("model.name", model.name, MODEL_NAMES)
     if model.name == "hf":
         if not model.path:
             raise ConfigError("model.path", model.path, "a model folder or a hub name is needed when model.name=hf")
-        _local_exists("model.path", model.path)
+        if here:
+            _local_exists("model.path", model.path)
         return
     for key in ("hidden", "layers", "heads", "intermediate"):
         at_least(f"model.{key}", getattr(model, key), 1)
@@ -25,20 +26,20 @@ def check_model(config: Config) -> None:
         raise ConfigError("model.hidden", model.hidden, allowed)
 
 
-def check_data(config: Config) -> None:
-    """Refuse text that can't be read or handed out. Raises ConfigError."""
+def check_data(config: Config, here: bool) -> None:
+    """Refuse text that can't be read or handed out; `here` as for the model. Raises ConfigError."""
     data = config.data
     one_of("data.source", data.source, DATA_SOURCES)
     if data.source == "files":
         if not data.path:
             raise ConfigError("data.path", data.path, "a file or folder is needed when data.source=files")
-        if "://" not in data.path and not Path(data.path).expanduser().exists():
+        if here and "://" not in data.path and not Path(data.path).expanduser().exists():
             raise ConfigError("data.path", data.path, "no such file or folder")
     if not data.split:
         raise ConfigError("data.split", "", "the name of a split is needed")
     if data.source == "hub" and not data.hub_name:
         raise ConfigError("data.hub_name", data.hub_name, "the name of a data set is needed when data.source=hub")
-    if data.tokenizer not in ("train", "bytes"):
+    if here and data.tokenizer not in ("train", "bytes"):
         _local_exists("data.tokenizer", data.tokenizer)
     if data.tokenizer == "train":
         at_least("data.vocab", data.vocab, 257)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.config import Config, ConfigError, as_yaml, from_yaml
+from app.config.location import IN_JOB, check_in_job
 from app.run.lease import Lease, Lock
 from app.run.mirror import is_complete
 from app.run.remote import RemoteStore
@@ -25,8 +26,6 @@ MODEL = "model"
 PAYLOADS = "payloads"
 TAPE = "events.jsonl"
 RUN = "run.json"
-IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Set by Ray for whatever `ray job submit` runs."""
 
 _RUN_ID = re.compile(r"[^/\\\x00-\x1f]{1,300}")
 """A name of a run, which has no slashes, and what makes it unique."""
@@ -75,10 +74,6 @@ class RunFolder:
         return f"{self.location.rstrip('/')}/{name}"
 
 
-def _is_absolute(location: str) -> bool:
-    return "://" in location or Path(location).expanduser().is_absolute()
-
-
 def work_dir_of(location: str, cache_dir: str | None) -> Path:
     """Folder of this machine for what a run needs as files: the run folder itself, or of a URL one of `cache_dir`."""
     path = local_path(location)
@@ -96,8 +91,8 @@ def open_folder(config: Config, tell: Callable[[str], None] = lambda _: None) ->
         ConfigError: another driver runs in it; it holds a checkpoint and `run.resume` is never; it was started with
             settings that can't change; it can't be made or is away; it is relative, in a Ray job, which would lose it.
     """
-    if IN_JOB in os.environ and not _is_absolute(config.run.path):
-        raise ConfigError("run.dir", config.run.path, "in a Ray job an absolute path or a URL is needed")
+    if IN_JOB in os.environ:
+        check_in_job(config.run)
     path = local_path(config.run.path)
     location = str(path) if path is not None else _without_end(config.run.path)
     lock: Lock | Lease | None = None
@@ -108,7 +103,7 @@ def open_folder(config: Config, tell: Callable[[str], None] = lambda _: None) ->
         resumed = bool(checkpoints.names(""))
         if resumed:
             _check_resume(config, store)
-        run_id = _run_id(checkpoints, config) if resumed else f"{config.run.name}-{uuid.uuid4().hex[:8]}"
+        run_id = _run_id(checkpoints, config.run.path) if resumed else f"{config.run.name}-{uuid.uuid4().hex[:8]}"
     except BaseException as error:
         if lock is not None:
             lock.release()
@@ -136,16 +131,27 @@ def _locked(path: Path | None, store: Store, tell: Callable[[str], None]) -> Loc
     return Lease(store, tell=tell)
 
 
-def _run_id(checkpoints: Store, config: Config) -> str:
+def run_id_in(location: str) -> str:
+    """Id of the run that lies there. Raises ConfigError: there is none, or it can't be read."""
+    try:
+        checkpoints = open_store(f"{location.rstrip('/')}/{CHECKPOINTS}")
+        if RUN not in checkpoints.names(RUN):
+            raise ConfigError("run.dir", location, "no run was started in it")
+        return _run_id(checkpoints, location)
+    except (OSError, ImportError) as error:
+        raise ConfigError("run.dir", location, f"it can't be used: {error}") from error
+
+
+def _run_id(checkpoints: Store, location: str) -> str:
     """The id that the run in it was given."""
     try:
         run_id = json.loads(checkpoints.text(RUN))["run_id"]
     except FileNotFoundError:
-        raise ConfigError("run.dir", config.run.path, f"it holds a checkpoint but no {CHECKPOINTS}/{RUN}") from None
+        raise ConfigError("run.dir", location, f"it holds a checkpoint but no {CHECKPOINTS}/{RUN}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(config.run.path, f"{CHECKPOINTS}/{RUN}", error) from error
+        raise _damaged(location, f"{CHECKPOINTS}/{RUN}", error) from error
     if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
-        raise _damaged(config.run.path, f"{CHECKPOINTS}/{RUN}", "no id of a run is in it")
+        raise _damaged(location, f"{CHECKPOINTS}/{RUN}", "no id of a run is in it")
     return run_id
 
 

@@ -7,7 +7,7 @@ from tests.cluster.harness import wait_for
 from tests.nodes.test_elastic import left, there
 from tests.nodes.test_nodes import check_and_finish
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ON_NODES = (
     "pools.local.cpus_per_worker=1",

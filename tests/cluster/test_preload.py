@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -17,6 +19,7 @@ from tests.probe import Probe
 
 pytestmark = pytest.mark.timeout(120)
 CALL_S = 60.0
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -99,6 +102,27 @@ def test_a_preloader_that_dies_takes_nobody_along_and_is_replaced(probe):
     assert preloader_of(probe()) != preloader
     os.kill(pid, signal.SIGKILL)
     assert after(actor, pid, "a new process")[1] not in (preloader.pid, pid)
+
+
+OTHER = """
+import sys, ray
+from actors.preload import py_executable
+from tests.probe import Probe
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+options = {"num_cpus": 0, "runtime_env": {"py_executable": py_executable()}}
+pid, parent, imported = ray.get(ray.remote(Probe).options(**options).remote().facts.remote(), timeout=40)
+print("preloader", parent if imported else None)
+"""
+
+
+def test_another_job_of_the_same_code_has_a_preloader_of_its_own(probe):
+    first = preloader_of(probe())
+    address = ray.get_runtime_context().gcs_address
+    other = subprocess.run([sys.executable, "-c", OTHER, address], cwd=ROOT, capture_output=True, text=True)
+    assert other.returncode == 0, other.stderr
+    parent = other.stdout.split("preloader ")[1].strip()
+    assert parent.isdecimal()
+    assert int(parent) != first.pid
 
 
 def test_garbage_is_not_a_request(probe):

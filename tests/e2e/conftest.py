@@ -52,6 +52,18 @@ def clean_env() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "PYTHONPATH")}
 
 
+def events_in(folder: Path, kind: str) -> list[dict]:
+    """Events of a run folder, which may be written at this moment."""
+    path = folder / "events.jsonl"
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return [event for event in found if event["kind"] == kind]
+
+
 class Command:
     """`scripts/train.sh` in the background, called from somewhere else."""
 
@@ -79,15 +91,7 @@ class Command:
         return self.log.read_text()
 
     def events(self, kind: str) -> list[dict]:
-        path = self.folder / "events.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        found = []
-        for line in lines:
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue  # being written
-        return [event for event in found if event["kind"] == kind]
+        return events_in(self.folder, kind)
 
     def wait_merges(self, count: int) -> None:
         def look() -> bool:
@@ -148,21 +152,38 @@ def completed(repository, tmp_path_factory):
         run.end()
 
 
+@contextlib.contextmanager
+def started_head(ports: list[int], *args: str, python: str = sys.executable, env: dict[str, str] | None = None):
+    """A cluster that was started apart, by `ray start` on the first of these ports; gives its process."""
+    folder = Path(f"/tmp/dl{ports[0]}")  # socket paths must be short
+    folder.mkdir()
+    options = ["--head", f"--port={ports[0]}", "--num-cpus=4", f"--temp-dir={folder}/ray", *args]
+    with (folder / "head.log").open("w") as log:
+        start = [python, "-m", "ray.scripts.scripts", "start", "--block", *options]
+        head = subprocess.Popen(start, stdout=log, stderr=subprocess.STDOUT, env=env)
+    try:
+        wait_for("the head is up", lambda: "started" in (folder / "head.log").read_text())
+        yield head
+    finally:
+        family = below(head.pid)
+        head.terminate()
+        head.wait(60)
+        wait_for("the head is gone", lambda: not any(process.is_running() for process in family))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
 @pytest.fixture
-def ray_head(tmp_path):
-    """A cluster that was started apart: `ray start`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ray = os.path.join(os.path.dirname(sys.executable), "ray")
-    folder = f"/tmp/dl{port}"  # socket paths must be short
-    args = ["--head", f"--port={port}", "--num-cpus=4", "--include-dashboard=false", f"--temp-dir={folder}"]
-    log = (tmp_path / "head.log").open("w")
-    head = subprocess.Popen([ray, "start", "--block", *args], stdout=log, stderr=subprocess.STDOUT)
-    wait_for("the head is up", lambda: "started" in (tmp_path / "head.log").read_text())
-    yield f"127.0.0.1:{port}"
-    family = below(head.pid)
-    head.terminate()
-    head.wait(60)
-    wait_for("the head is gone", lambda: not any(process.is_running() for process in family))
-    shutil.rmtree(folder, ignore_errors=True)
+def ray_head():
+    """The address of a cluster that was started apart, without a dashboard."""
+    ports = free_ports(1)
+    with started_head(ports, "--include-dashboard=false"):
+        yield f"127.0.0.1:{ports[0]}"

@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.harness import wait_for
 from tests.started import Started, free_port
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 KEYS = (
     "run.shared_dir=true",

@@ -24,7 +24,7 @@ from tests.dockerfiles import ROOT, steps
 from tests.e2e.conftest import TWO, clean_env
 from tests.manifests import HEAD, autoscaling_config, cluster_spec, entrypoint, render
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RAY = os.path.join(os.path.dirname(sys.executable), "ray")
 STORE = 100 * 1024 * 1024

@@ -16,8 +16,24 @@ ELASTIC = (
     "+pools.spot.max_learners=2",
     "+pools.spot.spot=true",
     "+pools.spot.cpus_per_worker=1",
+    "pools.local.label_selector={for: learners}",
     "elastic.backoff_s=0.1",
 )
+
+
+@pytest.fixture
+def spot(nodes):
+    """Adds nodes that are marked as spot and have room for one learner."""
+    made = []
+
+    def add():
+        made.append(nodes.add(1, **SPOT))
+        return made[-1]
+
+    yield add
+    for node in made:
+        if node in nodes.alive():
+            nodes.kill(node)
 
 
 def there(run, learner):
@@ -39,13 +55,13 @@ def left(run, learner, incarnation):
     return wait_for(f"{learner} has left", look)
 
 
-def test_a_node_that_appears_gets_a_learner_and_one_that_goes_takes_it_along(nodes, start):
+def test_a_node_that_appears_gets_a_learner_and_one_that_goes_takes_it_along(nodes, spot, start):
     run = start(*ELASTIC)
     assert there(run, "learner-0").node_id
     assert run.status("spot-0") is None  # nothing but a request
-    first = nodes.add(1, **SPOT)
+    first = spot()
     assert there(run, "spot-0").node_id == first
-    second = nodes.add(1, **SPOT)
+    second = spot()
     assert there(run, "spot-1").node_id == second
 
     nodes.drain(first, 60)  # the cloud wants it back
@@ -54,7 +70,7 @@ def test_a_node_that_appears_gets_a_learner_and_one_that_goes_takes_it_along(nod
     nodes.kill(second)  # and this one goes without a word
     assert left(run, "spot-1", 1) != "left"
     before = len(run.events("placed"))
-    third = nodes.add(1, **SPOT)
+    third = spot()
     (newest, *_) = wait_for("a learner gets the new node", lambda: run.events("placed")[before:])
     assert there(run, newest["learner"]).node_id == third
     assert run.learner("learner-0").incarnation == 1
@@ -62,14 +78,13 @@ def test_a_node_that_appears_gets_a_learner_and_one_that_goes_takes_it_along(nod
     summary = check_and_finish(run)
     assert set(summary["learners"]) == {"learner-0", "spot-0", "spot-1", newest["learner"]}
     assert summary["learners"]["spot-0"]["pool"] == "spot"
-    nodes.kill(third)
 
 
-def test_a_pool_is_scaled_while_the_run_goes_on(nodes, start):
+def test_a_pool_is_scaled_while_the_run_goes_on(spot, start):
     run = start(*ELASTIC, "+pools.spot.batch_size=2")
-    spot = {nodes.add(1, **SPOT), nodes.add(1, **SPOT)}
+    added = {spot(), spot()}
     before = [there(run, name) for name in ("spot-0", "spot-1")]
-    assert {status.node_id for status in before} == spot
+    assert {status.node_id for status in before} == added
     supervisor = find_supervisor(run.spec.run_id)
     ray.get(supervisor.scale.remote("spot", 1), timeout=30)
     assert left(run, "spot-1", before[1].incarnation) == "left"
@@ -83,13 +98,11 @@ def test_a_pool_is_scaled_while_the_run_goes_on(nodes, start):
     assert run.learner("spot-0").incarnation == before[0].incarnation
     summary = check_and_finish(run)
     assert summary["tokens_discarded"].get("died", 0) == 0
-    for node in spot:
-        nodes.kill(node)
 
 
-def test_too_little_time_skips_the_hand_in_and_corrupts_nothing(nodes, start):
+def test_too_little_time_skips_the_hand_in_and_corrupts_nothing(nodes, spot, start):
     run = start(*ELASTIC)
-    node = nodes.add(1, **SPOT)
+    node = spot()
     there(run, "spot-0")
     nodes.drain(node, 1)
     assert left(run, "spot-0", 1)
