@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import distributed
 
-from actors.rank import Rank
 from actors.service import Whereabouts
 from actors.spec import RunSpec
 from app.config import TrainConfig
@@ -42,27 +40,10 @@ WHY_S = 1.0
 class Crew:
     """Ranks 1 to W−1."""
 
-    def __init__(self, spec: RunSpec, learner: str, failed: Callable[[str], None]):
-        """Begins to start them. `failed` is told the error of one that fails by itself."""
-        self._spec, self._learner, self._tell_failed = spec, learner, failed
+    def __init__(self, spec: RunSpec, learner: str, ranks: Sequence[Any], failed: Callable[[str], None]):
+        """`ranks`: what `start_ranks` gave. `failed` is told the error of one that fails by itself."""
+        self._spec, self._learner, self._actors, self._tell_failed = spec, learner, ranks, failed
         self._failed = threading.Event()
-        pool = spec.config.pool_of(learner).settings
-        self._workers = pool.workers_per_learner
-        group = ray.util.get_current_placement_group()
-        self._actors = [
-            ray.remote(Rank)
-            .options(
-                num_cpus=pool.cpus_per_worker,
-                num_gpus=pool.gpus_per_worker,
-                resources=dict(pool.resources_per_worker),
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
-                max_restarts=0,
-                max_concurrency=2,  # one call follows, another says where it is
-                **spec.process,
-            )
-            .remote(spec, learner, rank)
-            for rank in range(1, self._workers)
-        ]
         self.places: tuple[Whereabouts, ...] = ()
         """Where they are, once they are up."""
 
@@ -76,7 +57,9 @@ class Crew:
 
     def meet(self) -> Ranks:
         """The group, when all are there. Raises GroupBroken when they do not come in time."""
-        return ranks_of(self._spec, self._learner, Place(0, self._workers, self._host, self._host, self._store.port))
+        return ranks_of(
+            self._spec, self._learner, Place(0, len(self._actors) + 1, self._host, self._host, self._store.port)
+        )
 
     def broken(self, why: str) -> None:
         """Can't go on with them: end this process, unless one of them has failed by itself, and says why."""

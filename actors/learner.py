@@ -55,10 +55,13 @@ class Learner:
         faulthandler.register(HANG_SIGNAL, all_threads=True)
         keep_freed_memory()  # before the threads that it is for
         timeline = {"actor": time.time()}
+        from actors.rank import start_ranks
+
+        ranks = start_ranks(spec, learner)  # they import while this process does
         from actors.worker import Worker
 
         timeline["imported"] = time.time()
-        self._worker = Worker(spec, learner, timeline)
+        self._worker = Worker(spec, learner, timeline, ranks)
         hand_in_s = spec.config.elastic.hand_in_s
         signal.signal(signal.SIGTERM, lambda _number, _frame: self._worker.leave(hand_in_s, exits=True))
         self._worker.start()

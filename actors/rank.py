@@ -13,9 +13,10 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.learner import HANG_SIGNAL
 from actors.service import Whereabouts, whereabouts
@@ -30,6 +31,26 @@ _log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 OVERDUE = 2.0
 """A call gives up a rank that is late; whoever hangs elsewhere has this many times as long."""
+
+
+def start_ranks(spec: RunSpec, learner: str) -> list[Any]:
+    """Begin to start ranks 1 to W−1 of this process' learner, each in its bundle of the placement group."""
+    pool = spec.config.pool_of(learner).settings
+    group = ray.util.get_current_placement_group()
+    return [
+        ray.remote(Rank)
+        .options(
+            num_cpus=pool.cpus_per_worker,
+            num_gpus=pool.gpus_per_worker,
+            resources=dict(pool.resources_per_worker),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+            max_restarts=0,
+            max_concurrency=2,  # one call follows, another says where it is
+            **spec.process,
+        )
+        .remote(spec, learner, rank)
+        for rank in range(1, pool.workers_per_learner)
+    ]
 
 
 class Rank:

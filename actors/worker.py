@@ -13,6 +13,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import ray
 import torch
@@ -61,7 +62,8 @@ GATHER_S = 0.8 * DONATE_S
 class Worker:
     """Rank 0 of a learner."""
 
-    def __init__(self, spec: RunSpec, learner: str, timeline: dict[str, float]):
+    def __init__(self, spec: RunSpec, learner: str, timeline: dict[str, float], ranks: Sequence[Any]):
+        """`ranks`: actors of its group's other ranks, where it has a group."""
         self._spec, self._learner, self._timeline = spec, learner, timeline
         self._pool = spec.config.pool_of(learner)
         self._node_id = ray.get_runtime_context().get_node_id()
@@ -75,7 +77,7 @@ class Worker:
         """The optimizers had no state when this process began to step."""
         self._strides = Strides()
         self._stop = threading.Event()
-        self._crew = Crew(spec, learner, self._fail) if self._pool.settings.workers_per_learner > 1 else None
+        self._crew = Crew(spec, learner, ranks, self._fail) if ranks else None
         """The other ranks of its group, where it has one."""
         self._kept = Kept(spec, learner, self._stop)
         self._finish = threading.Event()

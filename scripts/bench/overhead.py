@@ -32,7 +32,6 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 
-import psutil
 import ray
 import torch
 
@@ -48,19 +47,15 @@ from app.learning.memory import keep_freed_memory
 from app.learning.model import build_model
 from app.learning.schedule import learning_rate, rejoin_factor
 from app.run.folder import open_folder
-from below import below
+from live import CALL_S, POLL_S, START_S, find, nothing_left
 
 LEARNER = "learner-0"
 NEVER = 10**12
 LONG_S = 10**9
 WANTED_RATIO = 0.95
 WARM_STEPS = 30
-START_S = 120.0
-CALL_S = 10.0
 SETTLE_S = 0.3
 """The first moments after a SIGCONT do not count: caches are cold, and what piled up meanwhile is dealt with."""
-POLL_S = 0.05
-END_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -169,18 +164,6 @@ def start_learner(spec: RunSpec) -> Runner:
     return Runner(pid, stepped)
 
 
-def find(name: str, spec: RunSpec) -> Any:
-    """The handle of an actor of the run, once there is one."""
-    deadline = time.monotonic() + START_S
-    while True:
-        try:
-            return ray.get_actor(name, namespace=spec.namespace)
-        except ValueError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(POLL_S)
-
-
 @contextlib.contextmanager
 def start_bare(spec: RunSpec, core: int) -> Iterator[Runner]:
     """The plain process."""
@@ -222,21 +205,6 @@ def measure(learner: Runner, bare: Runner, core: int, pairs: int, window_s: floa
 def merges(spec: RunSpec) -> int:
     """Merges of the run by now."""
     return int(ray.get(find(SYNCER, spec).status.remote(), timeout=CALL_S).merges)
-
-
-@contextlib.contextmanager
-def nothing_left() -> Iterator[None]:
-    """End the run's Ray and wait for every process below this one, also for those that are stopped."""
-    try:
-        yield
-    finally:
-        started = below()
-        for process in started:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
-        ray.shutdown()
-        for process in psutil.wait_procs(started, timeout=END_S)[1]:
-            process.kill()
 
 
 def report(config: Config, cores: list[int], paces: list[tuple[Pace, Pace]], merged: int) -> dict[str, Any]:

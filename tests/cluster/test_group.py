@@ -14,9 +14,9 @@ from ray import cloudpickle
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors import crew
+from actors import rank as other_ranks
+from actors.crew import Crew
 from actors.driver import prepare_run
-from actors.rank import Rank
 from app.config import load
 from app.run.cuts import Cuts
 from app.run.folder import open_folder
@@ -151,7 +151,7 @@ def test_a_group_that_gets_sigterm_hands_in_whole(start, group):
     assert "died" not in run.finish()["work"]["discarded"]
 
 
-class Failing(Rank):
+class Failing(other_ranks.Rank):
     """A rank that can't do its part."""
 
     def follow(self, *_: object) -> None:
@@ -163,8 +163,8 @@ class Parent:
 
     def __init__(self, spec):
         self.told = []
-        crew.Rank = Failing
-        self.crew = crew.Crew(spec, "learner-0", self.told.append)
+        other_ranks.Rank = Failing
+        self.crew = Crew(spec, "learner-0", other_ranks.start_ranks(spec, "learner-0"), self.told.append)
         self.crew.call(257)
 
     def why(self):
