@@ -2,7 +2,6 @@
 
 import logging
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,9 +14,10 @@ from fsspec.config import conf
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import BaseWSGIServer, make_server
 
+from tests.ports import HOST, free_port
+
 BUCKET = "bucket"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-HOST = "127.0.0.1"
 Choice = Callable[[str, str], bool]
 
 
@@ -31,9 +31,7 @@ class S3Server:
     def __init__(self) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server: BaseWSGIServer | None = None
-        self._port = 0
-        self._held: socket.socket | None = None
-        """Has the port while nobody listens there, so that no other process takes it."""
+        self._port = free_port()
         self.failing: Choice = never
         self.losing: Choice = never
         self.cutting: Choice = never
@@ -57,11 +55,7 @@ class S3Server:
         return {**KEYS, "FSSPEC_S3_ENDPOINT_URL": self.url}
 
     def start(self) -> None:
-        if self._held is not None:
-            self._held.close()
-            self._held = None
         self._server = make_server(HOST, self._port, self._answer, threaded=True, request_handler=MotoRequestHandler)
-        self._port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def stop(self) -> None:
@@ -70,9 +64,6 @@ class S3Server:
         self._server.shutdown()
         self._server.server_close()
         self._server = None
-        self._held = socket.socket()
-        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._held.bind((HOST, self._port))
 
     @contextmanager
     def away(self) -> Iterator[None]:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,17 +12,11 @@ import psutil
 
 from below import below
 from tests.cluster.harness import wait_for
+from tests.ports import free_port
 
 RAY = str(Path(sys.executable).with_name("ray"))
 STORE = 100 * 1024 * 1024
 END_S = 60.0
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Started:

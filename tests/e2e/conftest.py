@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +15,7 @@ import pytest
 
 from below import below
 from tests.cluster.harness import wait_for
+from tests.ports import free_port
 from tests.small import SMALL
 
 ROOT = Path(__file__).parents[2]
@@ -172,18 +172,9 @@ def started_head(ports: list[int], *args: str, python: str = sys.executable, env
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
 @pytest.fixture
 def ray_head():
     """The address of a cluster that was started apart, without a dashboard."""
-    ports = free_ports(1)
-    with started_head(ports, "--include-dashboard=false"):
-        yield f"127.0.0.1:{ports[0]}"
+    port = free_port()
+    with started_head([port], "--include-dashboard=false"):
+        yield f"127.0.0.1:{port}"

@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from tests.cluster.harness import wait_for
-from tests.started import Started, free_port
+from tests.ports import free_port
+from tests.started import Started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

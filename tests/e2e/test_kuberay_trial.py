@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from tests.cluster.harness import wait_for
 from tests.dockerfiles import ROOT, steps
 from tests.e2e.conftest import TWO, clean_env
 from tests.manifests import HEAD, autoscaling_config, cluster_spec, entrypoint, render
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -56,12 +56,6 @@ class Fleet:
     env: dict[str, str]
     """Of processes that connect to it."""
     health_port: int
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_node(group: str, node_type: dict, log: Path, *more: str) -> subprocess.Popen:

@@ -1,9 +1,9 @@
 """A wrong configuration: one line that names key, value and what is allowed, exit 2, before Ray starts."""
 
-import socket
-
 import pytest
 from ray.cluster_utils import Cluster
+
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -41,9 +41,7 @@ def test_what_this_machine_can_never_place_is_refused(command, override):
 
 
 def test_an_address_where_nobody_listens_is_refused(command):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     refused = command(env={"RAY_ADDRESS": address})
     assert refused.wait() == 2, refused.output
     assert refused.output.splitlines()[-1].startswith(f"error: RAY_ADDRESS={address}")

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 from below import gone
 from tests.cluster.audit import processes
 from tests.cluster.harness import wait_for
-from tests.e2e.conftest import TWO, clean_env, events_in, free_ports, started_head
+from tests.e2e.conftest import TWO, clean_env, events_in, started_head
+from tests.ports import free_port, free_ports
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -187,7 +188,7 @@ def test_a_job_that_refuses_its_configuration_passes_its_exit_code_on(submit, tm
 
 def test_who_has_no_token_or_a_wrong_one_is_refused_and_so_is_an_address_without_a_cluster(submit, tmp_path):
     wanted = ("--", *TWO, f"run.dir={tmp_path}/run")
-    nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
+    nobody = f"http://127.0.0.1:{free_port()}"
     for wrong, part in (
         ({"token": None}, "its token is needed in RAY_AUTH_TOKEN or ~/.ray/auth_token"),
         ({"token": "0" * 64}, "its token is needed in RAY_AUTH_TOKEN or ~/.ray/auth_token"),

@@ -12,6 +12,7 @@ from app.config import ConfigError, DataConfig, ModelConfig
 from app.learning import corpus, tokenizer
 from app.learning import hub as module
 from app.learning.model import build_model
+from tests.ports import free_port
 
 SMALL = ModelConfig(hidden=32, layers=1, heads=2, intermediate=48)
 
@@ -19,9 +20,7 @@ SMALL = ModelConfig(hidden=32, layers=1, heads=2, intermediate=48)
 @pytest.fixture
 def nobody(monkeypatch):
     """A hub at whose address nobody listens, and no proxy."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    endpoint = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     monkeypatch.setattr(module, "getproxies", dict)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)

@@ -1,7 +1,6 @@
 """The command of Redis in docker/kuberay, with a real `redis-server`: it asks for the password, and keeps its data."""
 
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ import pytest
 
 from tests.cluster.harness import wait_for
 from tests.manifests import find, render
+from tests.ports import free_port
 
 PASSWORD = "of-this-test"
 pytestmark = [
@@ -35,9 +35,7 @@ def ask(port: int, *words: str, password: str = PASSWORD) -> str:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     here = {"/data": str(folder), "$(REDIS_PASSWORD)": PASSWORD}
     words = [here.get(word, word) for word in container()["args"]]
     server = subprocess.Popen([*words, "--port", str(port)], stdout=subprocess.DEVNULL)
