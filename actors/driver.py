@@ -34,7 +34,7 @@ from actors.start import (
     went_back,
     write_version_0,
 )
-from actors.supervisor import SupervisorStatus
+from actors.supervisor_status import SupervisorStatus
 from actors.waiting import Waits, unplaced
 from app.config import Config, ConfigError, check_fragments
 from app.diloco.fragments import build_layout, specs_of, table

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from ray.exceptions import RayError
 
+from actors.admission import Denied, TryAgain
 from actors.leader import Leader, find_leader, reply_of
 from actors.sabotage import Sabotage
 from actors.spec import RunSpec
-from actors.syncer import Denied, TryAgain
 from app.diloco.clock import due_slots
 from app.diloco.messages import Ask, Contribution, Hello, Reply, Report, Welcome
 from app.diloco.replica import Captured, Replica

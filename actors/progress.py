@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from actors.spec import SYNCER, RunSpec
-from actors.supervisor import SupervisorStatus
+from actors.supervisor_status import SupervisorStatus
 from app.diloco.handing_in import LEFT
 from app.run import tape
 from app.run.display import LearnerRow, RunView

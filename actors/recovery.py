@@ -13,10 +13,11 @@ from ray.exceptions import RayError
 from safetensors.torch import save
 
 from actors.cutting import Restored
+from actors.entering import Entry
 from actors.spec import RunSpec
 from app.diloco.messages import Payload, Welcome
 from app.learning.inner import InnerLoop
-from app.learning.moments import States, packed
+from app.learning.moments import States, packed, rebuilt
 from app.run.cuts import Cuts
 from app.run.record import RecordDamaged
 from app.run.storage import open_store
@@ -29,6 +30,18 @@ CUT = "cut"
 Source = Callable[[], Payload | bytes | None]
 DONATE_S = 10.0
 """A donor that has not answered after this long is not waited for."""
+
+
+def restore(spec: RunSpec, learner: str, entry: Entry, loop: InnerLoop) -> str:
+    """Give a loop what its learner had at the cut that the run went back to, or else what `recover` finds.
+
+    Returns where it came from, as `recover` does.
+    """
+    if entry.part is None:
+        return recover(spec, learner, entry.welcome, loop)
+    loop.load_optimizer_state(rebuilt(entry.part.moments, loop.optimizers))
+    loop.load_rng_states(entry.part.rng)
+    return CUT
 
 
 def recover(spec: RunSpec, learner: str, welcome: Welcome, loop: InnerLoop) -> str:

@@ -17,7 +17,8 @@ import torch
 from ray.exceptions import ActorDiedError, RayError
 
 from actors.spec import SUPERVISOR, RunSpec, namespace_of
-from actors.supervisor import Supervisor, SupervisorStatus
+from actors.supervisor import Supervisor
+from actors.supervisor_status import SupervisorStatus
 from app.config import Config, ConfigError
 from app.config.pools import MARKET_LABEL, PoolConfig
 from app.diloco.durable import first_state

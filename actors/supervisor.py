@@ -13,22 +13,21 @@ import threading
 import time
 import traceback
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from actors.ending import conclude, final_evaluation, patience_of
-from actors.evaluator import Evaluation, FinalResult
+from actors.evaluator import FinalResult
 from actors.fleet import Fleet
-from actors.learner import LearnerStatus
 from actors.lookout import Lookout, lasting
 from actors.monitor import CALL_TIMEOUT_S, Monitor
 from actors.roster import SCALED, Roster
 from actors.service import Service
 from actors.spec import EVALUATOR, LEDGER, RENDEZVOUS, SYNCER, RunSpec
 from actors.strike import Striker
+from actors.supervisor_status import SupervisorStatus
 from actors.syncer_status import SyncerStatus
 from actors.syncers import Syncers
 from app.run import tape
@@ -41,27 +40,6 @@ _log = logging.getLogger(__name__)
 
 FAILURES = "failures"
 """Folder of the run in which the supervisor leaves its own unforeseen errors, a file each."""
-
-
-@dataclass(frozen=True)
-class SupervisorStatus:
-    """What the driver sees of the whole run."""
-
-    attempt: str
-    phase: str
-    """starting, running, ending (evaluation and export) or done."""
-    syncer: SyncerStatus | None
-    """Newest answer; None before the first."""
-    syncer_silent_s: float
-    learners: dict[str, LearnerStatus]
-    silent: tuple[str, ...]
-    """Learners that do not answer now."""
-    present: tuple[str, ...]
-    """Learners that have a place, or that the run starts with."""
-    evaluation: Evaluation | None
-    final: FinalResult | None
-    summary: dict[str, Any] | None
-    error: str | None
 
 
 class Supervisor:

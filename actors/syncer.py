@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from actors.admission import Admission, Denied
 from actors.consumption import Consumption
 from actors.cuts import CutMaker
 from actors.learner import HANG_SIGNAL
@@ -69,14 +70,6 @@ SAMPLES = ("learner", "syncer")
 """Kinds of events that come all the time and that nothing depends on."""
 
 
-class Denied(RuntimeError):
-    """The syncer refused a hello; the message says why."""
-
-
-class TryAgain(Denied):
-    """The syncer can't admit anybody now; the same hello may be sent again."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Takeover:
     """What one of two syncers starts from."""
@@ -106,7 +99,7 @@ class Syncer:
         self._ended: str | None = None
         self._last_cut: asyncio.Task[None] | None = None
         """The one that is made when it is told to finish."""
-        self._hellos: dict[str, asyncio.Future[Welcome]] = {}
+        self._admission = Admission()
         self._news: dict[str, asyncio.Event] = {}
         self._poked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -138,14 +131,7 @@ class Syncer:
             raise Denied("this is no hello")
         if not self._spec.config.has_learner(hello.learner):
             raise Denied(f"{hello.learner} is no learner of this run")
-        future = self._hellos.get(hello.token)
-        if future is None or future.done():
-            future = self._hellos[hello.token] = asyncio.get_running_loop().create_future()
-            self._feed(Join(hello))
-        try:
-            welcome = await asyncio.shield(future)
-        finally:
-            self._hellos.pop(hello.token, None)
+        welcome = await self._admission.ask(hello.token, lambda: self._feed(Join(hello)))
         for offer in welcome.offers:
             self._count_down(offer.payload.size, offer.fragment)
         return welcome
@@ -292,9 +278,9 @@ class Syncer:
             case Record():
                 self._spawn(self._publisher.record(decision))
             case Grant(token, welcome):
-                self._answer_hello(token, welcome)
+                self._admission.grant(token, welcome)
             case Deny(token, why, again):
-                self._answer_hello(token, TryAgain(why) if again else Denied(why))
+                self._admission.deny(token, why, again)
             case Wake(learners):
                 for learner in learners:
                     if learner in self._news:
@@ -312,15 +298,6 @@ class Syncer:
 
     def _known(self, ended: Sequence[Consumed]) -> None:
         self._protocol.books.told(ended)
-
-    def _answer_hello(self, token: str, answer: Welcome | Denied) -> None:
-        future = self._hellos.get(token)
-        if future is None or future.done():
-            return
-        if isinstance(answer, Denied):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -22,14 +22,15 @@ from ray.exceptions import RayError
 from actors.boundary import Boundary
 from actors.crew import Crew, assembled
 from actors.cutting import Cutting
-from actors.entering import Entry, enter
+from actors.departure import Departure
+from actors.entering import enter
 from actors.feed import Feed
 from actors.leader import find_leader
 from actors.learner import LearnerStatus
 from actors.link import Link
 from actors.peers import Peers
 from actors.preload import cpu_s
-from actors.recovery import CUT, DONATE_S, FRESH, Kept, recover
+from actors.recovery import DONATE_S, FRESH, Kept, restore
 from actors.sabotage import Sabotage
 from actors.spec import RunSpec
 from actors.strides import Strides
@@ -42,7 +43,6 @@ from app.learning.gradients import GroupBroken
 from app.learning.inner import InnerLoop
 from app.learning.lead import LeadLoop
 from app.learning.model import build_model
-from app.learning.moments import rebuilt
 from app.learning.schedule import TokenEstimate, learning_rate, rejoin_factor
 
 _log = logging.getLogger(__name__)
@@ -50,8 +50,6 @@ _log = logging.getLogger(__name__)
 BOUNDARY_POLL_S = 0.02
 """How often an idle learner looks for offers to adopt."""
 
-LEFT_S = 1.0
-"""A process that is to end does so at most this long after its learner had to be gone."""
 HELD_UP_S = 1.0
 """A step that waits for other learners for longer is not this one's own."""
 
@@ -82,10 +80,7 @@ class Worker:
         self._kept = Kept(spec, learner, self._stop)
         self._finish = threading.Event()
         self._idle = threading.Event()
-        self._leave_by: float | None = None
-        """When (monotonic clock) it is gone, handed in or not; None while it is to stay."""
-        self._exits = False
-        """Its process ends with it."""
+        self._departure = Departure()
         self._thread = threading.Thread(target=self._guarded(self._train), name="train", daemon=True)
         self._boundary = Boundary(self._thread.is_alive)
 
@@ -119,13 +114,7 @@ class Worker:
 
         `exits`: end the process then; without it that is left to whoever asked.
         """
-        by = time.monotonic() + seconds
-        self._leave_by = by if self._leave_by is None else min(self._leave_by, by)
-        if exits and not self._exits:
-            self._exits = True
-            end = threading.Timer(seconds + LEFT_S, os._exit, [0])  # where it is held up before it gets to step
-            end.daemon = True
-            end.start()
+        self._departure.set(seconds, exits)
 
     def moments(self) -> Payload | None:
         """Its optimizer state of a moment ago, for another learner; None before it has one to give."""
@@ -174,7 +163,13 @@ class Worker:
         welcome, replica = entry.welcome, entry.replica
         self._replica = replica
         self._timeline["joined"] = time.time()
-        self._recover(entry, loop)
+        source = restore(spec, self._learner, entry, loop)
+        self._fresh = source == FRESH
+        fields = {"learner": self._learner, "incarnation": replica.sender.incarnation, "source": source}
+        try:
+            find_leader(spec).handle.note.remote("recovered", fields)
+        except (ValueError, RayError) as error:
+            _log.info("not told: %s", error)
         self._estimate = TokenEstimate(config.train.tokens)
         self._estimate.update(welcome.tokens_processed, 0, live=config.learners)
         if welcome.finish:
@@ -208,23 +203,7 @@ class Worker:
                 self._peers.leave("stopped")
         if isinstance(loop, LeadLoop):
             loop.end()
-        if self._exits:
-            os._exit(0)
-
-    def _recover(self, entry: Entry, loop: InnerLoop) -> None:
-        if entry.part is not None:
-            source = CUT
-            loop.load_optimizer_state(rebuilt(entry.part.moments, loop.optimizers))
-            loop.load_rng_states(entry.part.rng)
-        else:
-            source = recover(self._spec, self._learner, entry.welcome, loop)
-        self._fresh = source == FRESH
-        incarnation = entry.replica.sender.incarnation
-        fields = {"learner": self._learner, "incarnation": incarnation, "source": source}
-        try:
-            find_leader(self._spec).handle.note.remote("recovered", fields)
-        except (ValueError, RayError) as error:
-            _log.info("not told: %s", error)
+        self._departure.go()
 
     def _loop(self, loop: InnerLoop, replica: Replica, link: Link, feed: Feed) -> None:
         slots, peers = SlotWait(self._spec.config.diloco, replica.clock), self._peers
@@ -232,8 +211,8 @@ class Worker:
         while not self._stop.is_set():
             self._boundary.serve()
             replica.adopt()
-            if self._leave_by is not None:
-                self._hand_in(replica, self._leave_by)
+            if self._departure.by is not None:
+                self._hand_in(replica, self._departure.by)
             elif self._finish.is_set() and (peers is None or not peers.formed):
                 self._rest()
             elif peers is not None and not peers.formed:
@@ -306,7 +285,7 @@ class Worker:
         self._estimate.update(reply.tokens_processed, replica.tokens, live=max(1, reply.live))
         if not reply.finish:  # also after a restart of the syncer, which may know of fewer tokens than it did
             self._finish.clear()
-            if self._leave_by is None:
+            if self._departure.by is None:
                 self._idle.clear()
             return
         self._finish.set()
@@ -315,7 +294,7 @@ class Worker:
 
     def _leave(self) -> None:
         """Refused from now on. Either another process has this learner's place, or Ray starts one when this ends."""
-        if self._leave_by is not None:
+        if self._departure.by is not None:
             self._left()
             return
         _log.warning("learner %s is fenced", self._learner)

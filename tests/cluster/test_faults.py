@@ -14,9 +14,9 @@ import psutil
 import pytest
 import ray
 
+from actors.admission import Denied
 from actors.ledger import STATE
 from actors.spec import LEDGER, SUPERVISOR, SYNCER
-from actors.syncer import Denied
 from actors.waiting import unplaced
 from app.diloco.messages import Contribution, Hello, Report, Sender
 from tests.cluster.audit import assert_every_sample_has_one_place

@@ -11,7 +11,7 @@ from actors import progress as module
 from actors.learner import LearnerStatus
 from actors.progress import Progress
 from actors.spec import RunSpec
-from actors.supervisor import SupervisorStatus
+from actors.supervisor_status import SupervisorStatus
 from actors.syncer_status import SyncerStatus
 from app.config import Config, DataConfig, PoolConfig, TrainConfig
 from app.diloco.fragments import TensorSpec, build_layout
