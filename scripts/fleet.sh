@@ -18,7 +18,7 @@ run=
 
 node() { # NAME CPUS [arguments of ray start]
     local name="$1" cpus="$2"
-    ray start --block --temp-dir="$folder/$name" --num-cpus="$cpus" --object-store-memory=200000000 "${@:3}" \
+    python -m ray.scripts.scripts start --block --temp-dir="$folder/$name" --num-cpus="$cpus" --object-store-memory=200000000 "${@:3}" \
         >"$folder/$name.log" 2>&1 &
     nodes+=($!)
     until grep -q "Ray runtime started" "$folder/$name.log"; do

@@ -2,8 +2,9 @@
 
 It says so with `Report.leaving`. Each fragment that it has work on gets a round of its own, at once: one that is open
 already serves as well, if it has not been answered yet. Others are asked as in every round and nobody is waited for
-longer. When no round can take more of it, it is let go: the next reply says that it is fenced. Whoever has less time
-than that just goes; what was not merged then is `died`.
+longer; where a round closes before its answer is there, the fragment gets another one. When no round can take more of
+it, it is let go: the next reply says that it is fenced. Whoever has less time than that just goes; what was not merged
+then is `died`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from app.diloco.machine import Machine
 from app.diloco.members import Member
 from app.diloco.merging import open_round
 
+TRIES = 3
+"""Rounds of a fragment that wait for a leaving learner: one that does not answer must not have merges made for ever."""
 LEFT = "left"
 """Why a learner that handed in is no member any more."""
 
@@ -23,12 +26,12 @@ def hand_in(machine: Machine, now: float) -> None:
     for member in leaving:
         wanted = [p for p in range(machine.settings.fragments) if _has_work(machine, member, p)]
         for p in wanted:
-            if p not in machine.rounds and p not in member.handed_in and not machine.paused:
+            if p not in machine.rounds and _may_try(member, p) and not machine.paused:
                 settings = machine.settings
                 open_round(machine, p, machine.live(now), now, now + settings.round_deadline_s, final=False)
         for p, round_ in machine.rounds.items():
             if member.learner in round_.waiting:
-                member.handed_in.add(p)  # what it answers now is all it has
+                member.handed_in.setdefault(p, set()).add(round_.id)  # what it answers now is all it has
         if not any(_is_awaited(machine, member, p) for p in wanted):
             leave(machine, member.learner, member.incarnation, LEFT)
 
@@ -40,4 +43,8 @@ def _has_work(machine: Machine, member: Member, p: int) -> bool:
 
 def _is_awaited(machine: Machine, member: Member, p: int) -> bool:
     """Whether a round of the fragment is open or still to come for it."""
-    return p in machine.rounds or p not in member.handed_in
+    return p in machine.rounds or _may_try(member, p)
+
+
+def _may_try(member: Member, p: int) -> bool:
+    return len(member.handed_in.get(p, ())) < TRIES

@@ -31,8 +31,8 @@ class Member:
     full_pulls: dict[int, int] = field(default_factory=dict)
     """Fragment → full values given to it in a row because it could not read what it had got."""
 
-    handed_in: set[int] = field(default_factory=set)
-    """Fragments of which a round takes, or took, all that it has before it leaves."""
+    handed_in: dict[int, set[int]] = field(default_factory=dict)
+    """Fragment → its rounds that waited for what it has, all of it, before it leaves."""
 
     @property
     def step_time(self) -> float:

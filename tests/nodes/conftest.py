@@ -10,6 +10,7 @@ from ray.cluster_utils import Cluster
 
 from below import gone, raylet_of
 from tests.cluster.harness import LiveRun, wait_for
+from tests.started import RAY
 
 STORE = 100 * 1024 * 1024
 
@@ -38,7 +39,7 @@ class Nodes:
 
     def drain(self, node_id, seconds):
         """Tell the node that it has so many seconds left, as a cloud does that takes a machine back."""
-        command = ["ray", "drain-node", "--address", self._cluster.address, "--node-id", node_id]
+        command = [RAY, "drain-node", "--address", self._cluster.address, "--node-id", node_id]
         command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test"]
         subprocess.run([*command, "--deadline-remaining-seconds", str(seconds)], check=True, capture_output=True)
 

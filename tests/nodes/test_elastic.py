@@ -4,7 +4,7 @@ import pytest
 import ray
 
 from actors.start import find_supervisor
-from tests.cluster.harness import wait_for
+from tests.cluster.harness import kill, wait_for
 from tests.nodes.test_nodes import check_and_finish
 
 pytestmark = pytest.mark.timeout(400)
@@ -90,8 +90,9 @@ def test_a_pool_is_scaled_while_the_run_goes_on(spot, start):
     assert left(run, "spot-1", before[1].incarnation) == "left"
     with pytest.raises(ValueError, match="the pools are local, spot"):
         ray.get(supervisor.scale.remote("sport", 1), timeout=30)
-    ray.kill(supervisor, no_restart=False)  # its next process knows what it was told
-    wait_for("it is back", lambda: run.try_call("supervisor", "status"))
+    killed = ray.get(supervisor.pid.remote(), timeout=30)
+    kill(killed)  # its next process knows what it was told
+    wait_for("it is back", lambda: run.try_call("supervisor", "pid") not in (None, killed))
     ray.get(run.actor("supervisor").scale.remote("local", 2), timeout=30)
     there(run, "local-0")
     assert run.status("spot-1") is None

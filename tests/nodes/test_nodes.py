@@ -35,6 +35,12 @@ def take_over(run, nodes, before):
     return after
 
 
+def again(run, name, lost):
+    """The learner's status once it has joined from another node than the lost one."""
+    status = run.status(name)
+    return status if status and status.incarnation and status.node_id != lost else None
+
+
 def check_and_finish(run):
     assert run.syncer().work_exact
     assert_no_work_counts_twice(run.events("merge"))
@@ -85,7 +91,7 @@ def test_learners_whose_node_is_lost_come_back_on_another_one(nodes, start):
     nodes.bury(lost)
     wait_for("Ray takes it for dead", lambda: lost not in nodes.alive())
     for name in run.config.learner_ids:  # the fault is told learner by learner: not all may have been on the tape
-        back = wait_for(f"{name} is there", lambda name=name: (s := run.status(name)) and s.node_id != lost and s)
+        back = wait_for(f"{name} is there", lambda name=name: again(run, name, lost))
         assert {back.node_id} == far - {lost}
         wait_for("its work is merged", lambda b=back: run.merged_since(0, b.learner, b.incarnation))
     for fault in run.events("fault"):

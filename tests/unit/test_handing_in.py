@@ -5,7 +5,11 @@ import dataclasses
 import pytest
 
 from app.diloco.events import Lost, PublishFailed, Tick
+from app.diloco.handing_in import TRIES
 from tests.unit.tiny import Hand, opened
+
+GRACE_S = 5.0
+"""Longer than the grace window of any round here."""
 
 
 def leave(hand: Hand, name: str) -> None:
@@ -84,14 +88,36 @@ def test_a_round_that_is_open_serves_unless_it_was_answered_before() -> None:
     assert left(hand) == ["b"]
 
 
-def test_what_is_refused_is_not_asked_for_again() -> None:
+def test_what_comes_too_late_for_one_round_is_taken_by_the_next() -> None:
+    hand = opened()  # fragment 1
+    leave(hand, "a")
+    given = {ask.fragment: hand.replicas["a"].contribute(ask, 1.0, 0.5, True) for ask in hand.ask("a")}
+    hand.arrive(given[0])
+    hand.answer("b", 1)
+    hand.now += GRACE_S
+    hand.feed(Tick())
+    hand.arrive(given[1])
+    assert [fields["reason"] for fields in hand.notes("refused")] == ["late"]
+    hand.publish()
+    hand.poll("a", idle=True)
+    hand.adopt("a")
+    assert left(hand) == []
+    assert "a" in hand.protocol.rounds[1].waiting
+    hand_in(hand, "a")
+    assert left(hand) == ["a"]
+    assert hand.protocol.books.balance().discarded == {}
+
+
+def test_what_is_refused_over_and_over_is_not_asked_for_for_ever() -> None:
     hand = opened()
     leave(hand, "a")
-    for ask in hand.ask("a"):
-        given = hand.replicas["a"].contribute(ask, 1.0, 0.5, True)
-        hand.arrive(dataclasses.replace(given, digest="0" * 64))
-    close(hand)
-    hand.poll("a", idle=True)
+    for _ in range(TRIES):
+        assert left(hand) == []
+        for ask in hand.ask("a"):
+            given = hand.replicas["a"].contribute(ask, 1.0, 0.5, True)
+            hand.arrive(dataclasses.replace(given, digest="0" * 64))
+        close(hand)
+        hand.poll("a", idle=True)
     assert left(hand) == ["a"]
     balance = hand.protocol.books.balance()
     assert balance.exact
