@@ -19,9 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_UV_RUN_RUNTIME_ENV="0", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,11 +35,10 @@ from actors.start import start_local_ray, start_supervisor
 from app.config import load
 from app.run import tape
 from app.run.folder import open_folder
-from live import CALL_S, POLL_S, START_S, find, nothing_left
+from live import CALL_S, find, nothing_left, wait
 from options import positive
 from storming.runs import BARE_START, ROOT
 
-T = TypeVar("T")
 NEVER = 10**12
 LONG_S = 10**6
 """Nobody is replaced for standing still."""
@@ -132,16 +130,6 @@ def bare_starts(stopped: list[int]) -> float:
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-
-
-def wait(what: str, look: Callable[[], T | None]) -> T:
-    """The first thing that `look` finds. Raises TimeoutError."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if (found := look()) is not None:
-            return found
-        time.sleep(POLL_S)
-    raise TimeoutError(f"waited {START_S:.0f} s: {what}")
 
 
 def _arguments() -> argparse.Namespace:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import psutil
 import ray
@@ -13,10 +13,21 @@ import ray
 from actors.spec import RunSpec
 from below import below
 
+T = TypeVar("T")
 START_S = 120.0
 CALL_S = 10.0
 POLL_S = 0.05
 END_S = 15.0
+
+
+def wait(what: str, look: Callable[[], T | None]) -> T:
+    """The first thing that `look` finds. Raises TimeoutError."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if (found := look()) is not None:
+            return found
+        time.sleep(POLL_S)
+    raise TimeoutError(f"waited {START_S:.0f} s: {what}")
 
 
 def find(name: str, spec: RunSpec) -> Any:

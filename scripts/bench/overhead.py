@@ -19,8 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,6 @@ import ray
 import torch
 
 from actors.driver import prepare_run
-from actors.learner import LearnerStatus
 from actors.spec import SYNCER, RunSpec
 from actors.start import start_local_ray, start_supervisor
 from app.config import Config, load
@@ -47,71 +45,13 @@ from app.learning.memory import keep_freed_memory
 from app.learning.model import build_model
 from app.learning.schedule import learning_rate, rejoin_factor
 from app.run.folder import open_folder
-from live import CALL_S, POLL_S, START_S, find, nothing_left
+from live import CALL_S, find, nothing_left
+from pace import SETTLE_S, Pace, Runner, of_learner
 
 LEARNER = "learner-0"
 NEVER = 10**12
 LONG_S = 10**9
 WANTED_RATIO = 0.95
-WARM_STEPS = 30
-SETTLE_S = 0.3
-"""The first moments after a SIGCONT do not count: caches are cold, and what piled up meanwhile is dealt with."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How fast a process was in one window."""
-
-    per_s: float
-    """Steps a second."""
-    per_cpu_s: float
-    """Steps a second of its CPU time, all threads together."""
-
-
-@dataclass(frozen=True)
-class Runner:
-    """A process that makes steps, and how to read its counter."""
-
-    pid: int
-    stepped: Callable[[], tuple[int, float]]
-    """Steps made, and the Unix time of the last one's end: asked seldom, as answering costs the process."""
-
-    @contextlib.contextmanager
-    def running(self, core: int) -> Iterator[None]:
-        """Let it run, all its threads on this core."""
-        pin(self.pid, core)
-        os.kill(self.pid, signal.SIGCONT)
-        try:
-            yield
-        finally:
-            os.kill(self.pid, signal.SIGSTOP)
-
-    def pace(self, seconds: float) -> Pace:
-        """Whole steps, over about `seconds`."""
-        time.sleep(SETTLE_S)
-        first, start = self.stepped()
-        cpu_start, began = self._cpu_s(), time.monotonic()
-        time.sleep(seconds)
-        share = (self._cpu_s() - cpu_start) / (time.monotonic() - began)
-        last, end = self.stepped()
-        per_s = (last - first) / (end - start)
-        return Pace(per_s, per_s / share)
-
-    def _cpu_s(self) -> float:
-        """CPU time of all its threads so far."""
-        return sum(int((t / "schedstat").read_text().split()[0]) for t in threads(self.pid)) / 1e9
-
-
-def threads(pid: int) -> list[Path]:
-    """A folder of /proc for each thread of a process."""
-    return list(Path(f"/proc/{pid}/task").iterdir())
-
-
-def pin(pid: int, core: int) -> None:
-    """Put every thread of a process on one core."""
-    for thread in threads(pid):
-        with contextlib.suppress(ProcessLookupError):  # a thread may end meanwhile
-            os.sched_setaffinity(int(thread.name), {core})
 
 
 def bare_process(config: Config, folder: Path, core: int, stepped: Any) -> None:
@@ -154,14 +94,7 @@ def start_learner(spec: RunSpec) -> Runner:
     start_local_ray(spec.config, spec.namespace)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ray.init sets one of its own
     start_supervisor(spec)
-    learner = find(LEARNER, spec)
-    pid = ray.get(learner.pid.remote(), timeout=START_S)
-
-    def stepped() -> tuple[int, float]:
-        status: LearnerStatus = ray.get(learner.status.remote(), timeout=CALL_S)
-        return status.steps, status.stepped_at
-
-    return Runner(pid, stepped)
+    return of_learner(LEARNER, spec)
 
 
 @contextlib.contextmanager
@@ -177,16 +110,6 @@ def start_bare(spec: RunSpec, core: int) -> Iterator[Runner]:
     finally:
         process.kill()
         process.join()
-
-
-def warm_up(runner: Runner, core: int) -> None:
-    """Let it run until it makes steps at its usual pace."""
-    deadline = time.monotonic() + START_S
-    with runner.running(core):
-        while runner.stepped()[0] < WARM_STEPS:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"process {runner.pid} did not make {WARM_STEPS} steps in {START_S} s")
-            time.sleep(POLL_S)
 
 
 def measure(learner: Runner, bare: Runner, core: int, pairs: int, window_s: float) -> list[tuple[Pace, Pace]]:
@@ -238,10 +161,12 @@ def run(seconds: float, window_s: float) -> dict[str, Any]:
         spec = prepare_run(config, open_folder(config))
         print("starting a run with one learner ...", flush=True)
         learner = start_learner(spec)
-        warm_up(learner, cores[0])
+        with learner.running(cores[0]):
+            learner.warm_up()
         print("starting the bare loop ...", flush=True)
         with start_bare(spec, cores[0]) as bare:
-            warm_up(bare, cores[0])
+            with bare.running(cores[0]):
+                bare.warm_up()
             before = merges(spec)
             paces = measure(learner, bare, cores[0], pairs, window_s)
             return report(spec.config, cores, paces, merges(spec) - before)

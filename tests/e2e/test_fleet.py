@@ -14,6 +14,7 @@ from tests.e2e.conftest import TWO, clean_env, events_in
 
 pytestmark = pytest.mark.timeout(400)
 
+SEQ_LEN = 32
 SAMPLES = {"pair": 2 * 4, "old": 2 * 2, "spot": 4}
 """A step of a learner: workers × forward passes × samples in one."""
 LEARNERS = {"learner-0": "pair", "learner-1": "old", "spot-0": "spot"}
@@ -54,6 +55,6 @@ def test_pools_of_all_kinds_train_one_model_and_nothing_is_left(fleet, tmp_path)
     assert {e["learner"]: e["pool"] for e in events_in(folder, "join")} == LEARNERS
     for learner, pool in LEARNERS.items():
         for part in merged(learner):
-            assert part["samples"] == part["c_steps"] * SAMPLES[pool]
+            assert part["c_tokens"] == part["c_steps"] * SAMPLES[pool] * SEQ_LEN
             assert part["weight"] == token_weight(part["c_tokens"], part["c_steps"])
     wait_for("no process is left", lambda: not any(process.is_running() for process in family))

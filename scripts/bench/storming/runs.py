@@ -83,7 +83,7 @@ def train(storm: Storm, folder: Path, tokens: int, faults: bool, overrides: Sequ
     bare: list[float] = []
     while process.poll() is None:
         if len(bare) < BARE_STARTS and time.monotonic() - began > storm.seconds * (len(bare) + 1) / (BARE_STARTS + 1):
-            bare.append(_bare_start())
+            bare.append(bare_start())
         time.sleep(1.0)
     deadline = time.monotonic() + LEAVE_S
     while (left := marked(MARK, mark)) and time.monotonic() < deadline:
@@ -122,7 +122,8 @@ def _start(storm: Storm, folder: Path, overrides: list[str], mark: str) -> subpr
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
-def _bare_start() -> float:
+def bare_start() -> float:
+    """Seconds that a process takes which imports torch and transformers and builds the model."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", BARE_START], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return time.monotonic() - began
