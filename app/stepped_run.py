@@ -62,10 +62,10 @@ class Schedule:
     """From a death until the learner's next process trains."""
     borrowed: int = 0
     """More learners of the first pool, which come and leave again in the middle of the run."""
-    borrowed_from: float = 0.25
+    borrowed_from: float = 0.367
     """They come when this share of the token budget is processed,"""
-    borrowed_until: float = 0.75
-    """and leave when this share is."""
+    borrowed_until: float = 0.633
+    """and leave when this share is: with three times as many more learners, 0.8 of the wall time are left."""
 
 
 @dataclass(frozen=True)

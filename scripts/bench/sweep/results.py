@@ -47,6 +47,8 @@ class Job:
         settings = {"data_parallel": row.data_parallel, **settings_of(config_of(self), row.schedule)}
         if row.optimizer != "muon":
             del settings["train.muon_momentum"]
+        if not row.schedule.borrowed:
+            del settings["schedule.borrowed_from"], settings["schedule.borrowed_until"]
         if row.data_parallel:
             settings = {k: v for k, v in settings.items() if not k.startswith("diloco.") or k in OF_DATA_PARALLEL}
         return settings

@@ -55,6 +55,8 @@ class Row:
     schedule: Schedule = LOCKSTEP
     core: bool = False
     """Belongs to the core table: three seeds and the whole token budget. Others have one, and half of the tokens."""
+    whole: bool = False
+    """Has the whole token budget, though it does not belong to the core table."""
     tune: bool = False
     """Tries all learning rates; a row that does not takes the best of the row it varies."""
     lower: bool = False
@@ -66,7 +68,7 @@ class Row:
     @property
     def share(self) -> float:
         """Of the token budget."""
-        return 1.0 if self.core else 0.5
+        return 1.0 if self.core or self.whole else 0.5
 
     @property
     def lrs(self) -> tuple[str, ...]:
@@ -76,7 +78,9 @@ class Row:
     @property
     def baseline(self) -> str:
         """Data parallel with the same inner optimizer, model and tokens."""
-        return _named("data_parallel", self.optimizer, "" if self.core or self.size == "large" else "half", self.size)
+        return _named(
+            "data_parallel", self.optimizer, "" if self.share == 1.0 or self.size == "large" else "half", self.size
+        )
 
     @property
     def all_overrides(self) -> tuple[str, ...]:
@@ -180,11 +184,12 @@ def _mixed() -> list[Row]:
 
 def _borrowed() -> list[Row]:
     """More learners for the middle of the run: what it saves, and what it costs."""
-    like, rows = "decoupled_m4_muon_half", []
+    like, rows = "decoupled_m4_muon", []
     for borrowed in (4, 12):
-        note = f"from 25 to 75% of the tokens {borrowed} more learners"
         schedule = Schedule(borrowed=borrowed)
-        rows.append(Row(f"decoupled_m4_muon_borrowed{borrowed}", schedule=schedule, like=like, note=note))
+        share = f"{schedule.borrowed_from:.1%} to {schedule.borrowed_until:.1%}"
+        note = f"from {share} of the tokens {borrowed} more learners"
+        rows.append(Row(f"decoupled_m4_muon_borrowed{borrowed}", schedule=schedule, whole=True, like=like, note=note))
     return rows
 
 
