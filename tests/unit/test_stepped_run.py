@@ -66,7 +66,8 @@ def test_slow_learners_and_deaths_take_their_share(folder):
 
 def test_borrowed_learners_shorten_a_run_and_leave_all_their_work(folder):
     two = config("learners=2", "train.tokens=12000")
-    alone, helped = (train_decoupled(two, folder, Schedule(borrowed=number)) for number in (0, 2))
+    half = {"borrowed_from": 0.25, "borrowed_until": 0.75}
+    alone, helped = (train_decoupled(two, folder, Schedule(borrowed=number, **half)) for number in (0, 2))
     # A quarter alone, half with twice as many, a quarter alone: three quarters of the time.
     assert helped.virtual_s == pytest.approx(0.75 * alone.virtual_s, rel=0.1)
     assert helped.deaths == 0
