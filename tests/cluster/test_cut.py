@@ -27,6 +27,7 @@ def whole(run: LiveRun) -> list[str]:
     return [event["cut"] for event in run.events("cut")]
 
 
+@pytest.mark.slow
 def test_a_run_goes_back_to_a_cut_and_goes_on_as_if_nothing_had_been(start):
     run = start(*CUTS)
     run.wait_training()

@@ -42,6 +42,7 @@ def freeze_in_the_end(run: LiveRun) -> int:
     return pid
 
 
+@pytest.mark.slow
 def test_a_frozen_evaluator_holds_up_neither_a_stop_nor_the_end(start):
     run = start("supervisor.evaluator_silent_s=10000")
     freeze_in_the_end(run)

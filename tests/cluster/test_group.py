@@ -62,6 +62,7 @@ def test_groups_train_to_the_budget(start, group):
     assert_steps_of(run, {"learner-0": 2 * 2, "learner-1": 2 * 2})
 
 
+@pytest.mark.slow
 def test_pools_of_single_workers_and_of_groups_share_a_run(start):
     pools = ("+pools.pair.workers_per_learner=2", "+pools.pair.sharded=true", "+pools.pair.batch_size=3")
     run = start("train.tokens=24000", *pools, "+pools.pair.min_learners=1", "+pools.pair.accumulation=2")

@@ -36,6 +36,7 @@ def fleet(repository, tmp_path):
             os.kill(each.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_pools_of_all_kinds_train_one_model_and_nothing_is_left(fleet, tmp_path):
     run, folder = fleet("learners=2", "train.tokens=100000000"), tmp_path / "run"
 

@@ -137,6 +137,7 @@ def test_a_run_killed_whole_goes_on_elsewhere_with_nothing_but_the_store(start, 
     assert AutoTokenizer.from_pretrained(tmp_path / "model")("def").input_ids == list(b"def")
 
 
+@pytest.mark.slow
 def test_several_nodes_share_a_run_folder_that_is_a_url(s3, tmp_path, monkeypatch):
     """Each node with a cache of its own, and one learner on each."""
     for key, value in s3.env.items():

@@ -214,6 +214,7 @@ def test_a_token_in_a_file_is_enough(submit, home):
         (home / ".ray").rmdir()
 
 
+@pytest.mark.slow
 def test_a_job_outlives_its_terminal_and_a_stop_checkpoints_it(submit, tmp_path):
     folder = tmp_path / "run"
     same = (*TWO, f"run.dir={folder}")

@@ -80,6 +80,7 @@ def test_a_node_that_appears_gets_a_learner_and_one_that_goes_takes_it_along(nod
     assert summary["learners"]["spot-0"]["pool"] == "spot"
 
 
+@pytest.mark.slow
 def test_a_pool_is_scaled_while_the_run_goes_on(spot, start):
     run = start(*ELASTIC, "+pools.spot.batch_size=2")
     added = {spot(), spot()}

@@ -53,6 +53,7 @@ def check_and_finish(run):
     return summary
 
 
+@pytest.mark.slow
 def test_two_nodes_of_the_syncer_are_lost_one_after_the_other(nodes, start):
     first = nodes.add(2 * SYNCER_CPUS)
     run = start(
