@@ -67,8 +67,11 @@ class Striker:
         self._merging_since = next((event["at"] for event in events if event["kind"] == "merge"), None)
         faults = [event for event in events if event["kind"] == "fault"]
         self._lasting = [event for event in faults if event.get("ends_at", 0.0) > time.time()]
-        turns = [e["kind"] for e in events if e["kind"] in ("fault", "back") and e["target"] == SUPERVISOR]
-        if turns[-1:] == ["fault"]:
+        self._victims = {(event["target"], event["incarnation"]) for event in faults}
+        self._dead = {(e["target"], e["incarnation"]) for e in faults if e["fault"] in DEADLY}
+        ledger, own = (_last_turn(events, service) for service in (LEDGER, SUPERVISOR))
+        self._ended = ledger["pid"] if ledger and ledger["kind"] == "fault" else None
+        if own and own["kind"] == "fault":
             self._monitor.note("back", target=SUPERVISOR)
 
     def struck(self, target: str, incarnation: int) -> bool:
@@ -241,6 +244,12 @@ class Striker:
             do(*args)
         except (RayError, OSError, TimeoutError) as error:
             _log.warning("%s%s failed: %s", do.__name__, args, error)
+
+
+def _last_turn(events: Sequence[dict[str, Any]], service: str) -> dict[str, Any] | None:
+    """The last that the tape knows of a service: that it was struck, or that it was back."""
+    turns = [event for event in events if event["kind"] in ("fault", "back") and event["target"] == service]
+    return turns[-1] if turns else None
 
 
 def _nodes_of(learner: LearnerStatus) -> set[str]:

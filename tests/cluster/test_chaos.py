@@ -73,9 +73,9 @@ def test_faults_of_services(start):
     run = start(
         listed(
             {"kind": "kill_ledger", "at_s": 0},
-            {"kind": "kill_syncer", "at_s": 1},
-            {"kind": "freeze_syncer", "at_s": 4, "seconds": 2},
-            {"kind": "kill_supervisor", "at_s": 8},
+            {"kind": "kill_supervisor", "at_s": 0},  # the next one has to see the ledger's return
+            {"kind": "kill_syncer", "at_s": 2},
+            {"kind": "freeze_syncer", "at_s": 5, "seconds": 2},
             {"kind": "fill_disk", "at_s": 9, "seconds": 2},
         )
     )
