@@ -27,6 +27,11 @@ def whole(run: LiveRun) -> list[str]:
     return [event["cut"] for event in run.events("cut")]
 
 
+def sources_since(run: LiveRun, at: float) -> dict[str, str]:
+    """Where each learner that joined after that had its optimizer state from."""
+    return {event["learner"]: event["source"] for event in run.events("recovered") if event["at"] > at}
+
+
 @pytest.mark.slow
 def test_a_run_goes_back_to_a_cut_and_goes_on_as_if_nothing_had_been(start):
     run = start(*CUTS)
@@ -51,9 +56,9 @@ def test_a_run_goes_back_to_a_cut_and_goes_on_as_if_nothing_had_been(start):
         for name, incarnation in learners.items():
             status = again.learner(name)
             assert (status.incarnation, status.tokens >= parts[name]["tokens"]) == (incarnation, True)
-        sources = [(e["learner"], e["source"]) for e in again.events("recovered")][-len(learners) :]
-        assert sorted(sources) == [(name, "cut") for name in sorted(learners)]
         at = started["at"]
+        sources = wait_for("all are back", lambda: (s := sources_since(again, at)).keys() == learners.keys() and s)
+        assert set(sources.values()) == {"cut"}
         for name, incarnation in learners.items():
             wait_for(f"{name}'s work is merged", lambda n=name, i=incarnation: again.merged_since(at, n, i))
         assert again.call(SYNCER, "status").work_exact

@@ -31,6 +31,12 @@ TWO = ("pools.local.workers_per_learner=2",)
 SHARDED = (*TWO, "pools.local.sharded=true")
 HANG_S = 6
 SHARING = pytest.mark.parametrize("group", [TWO, SHARDED], ids=["ddp", "fsdp2"])
+DDP_FIRST = pytest.mark.parametrize(
+    "group", [pytest.param(TWO, id="ddp"), pytest.param(SHARDED, id="fsdp2", marks=pytest.mark.slow)]
+)
+FSDP2_FIRST = pytest.mark.parametrize(
+    "group", [pytest.param(TWO, id="ddp", marks=pytest.mark.slow), pytest.param(SHARDED, id="fsdp2")]
+)
 
 
 def completed(run: LiveRun) -> dict:
@@ -65,8 +71,12 @@ def test_groups_train_to_the_budget(start, group):
 @pytest.mark.slow
 def test_pools_of_single_workers_and_of_groups_share_a_run(start):
     pools = ("+pools.pair.workers_per_learner=2", "+pools.pair.sharded=true", "+pools.pair.batch_size=3")
-    run = start("train.tokens=24000", *pools, "+pools.pair.min_learners=1", "+pools.pair.accumulation=2")
-    completed(run)
+    run = start(*pools, "+pools.pair.min_learners=1", "+pools.pair.accumulation=2")
+    for learner in ("learner-0", "learner-1"):
+        wait_for(f"{learner}'s work is merged", lambda name=learner: run.merged_since(0, name, 1))
+    summary = run.finish()
+    assert summary["work"]["balanced"]
+    assert_every_sample_has_one_place(run, summary)
     assert_steps_of(run, {"learner-0": 2, "learner-1": 2 * 3 * 2})
 
 
@@ -97,7 +107,7 @@ def sources(run: LiveRun) -> list[str]:
     return [event["source"] for event in run.events("recovered") if event["learner"] == "learner-1"]
 
 
-@SHARING
+@DDP_FIRST
 def test_whichever_rank_dies_or_hangs_its_group_starts_anew_alone(start, group):
     run = start(f"diloco.hang_min_s={HANG_S}", "diloco.hang_steps=1", "train.moments_every_steps=5", *group)
     run.wait_training()
@@ -205,7 +215,7 @@ def test_chaos_kills_one_worker_of_a_group(start):
 # ---- what is kept
 
 
-@SHARING
+@FSDP2_FIRST
 def test_a_group_goes_on_from_a_consistent_cut_and_from_its_own_checkpoint(start, group):
     cuts = ("checkpoint.full=true", "checkpoint.full_every_s=1")
     moments = ("train.recovery=checkpoint", "train.moments_every_s=0.3", "train.moments_every_steps=5")
@@ -255,6 +265,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_groups_outlive_their_driver(cluster, tmp_path):
     address = ray.get_runtime_context().gcs_address
     overrides = ["learners=2", *TWO]

@@ -27,7 +27,7 @@ def replay(capsys):
 
 @pytest.mark.parametrize("codec", ["int4", pytest.param("fp32", marks=pytest.mark.slow)])
 def test_every_version_is_computed_again_and_a_difference_is_named(start, codec, replay):
-    run = start("tape.payloads=true", f"diloco.codec_up={codec}", f"diloco.codec_down={codec}", "train.tokens=150000")
+    run = start("tape.payloads=true", f"diloco.codec_up={codec}", f"diloco.codec_down={codec}", "train.tokens=60000")
     run.wait_merges(4)
     kill(run.syncer().pid)
     wait_for("the syncer is back", lambda: (s := run.status(SYNCER)) and s.epoch > 2)

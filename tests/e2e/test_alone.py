@@ -35,6 +35,7 @@ def left_in(cluster):
     return json.loads(asked.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_run_without_a_driver_reaches_its_budget_and_leaves(command, ray_head):
     budget = ("train.tokens=200000", "supervisor.linger_s=2")
     run = command(*budget, env={"RAY_ADDRESS": ray_head})

@@ -58,6 +58,7 @@ def needed(*names):
     return found.values()
 
 
+@pytest.mark.slow
 def test_the_model_is_the_same_in_an_environment_with_only_transformers(elsewhere, completed, tmp_path):
     folder = completed.folder / "model"
     # -I: neither PYTHONPATH nor the working folder adds anything

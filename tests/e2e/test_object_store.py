@@ -105,6 +105,7 @@ def start(s3, tmp_path):
         run.kill_everything()
 
 
+@pytest.mark.slow
 def test_a_run_killed_whole_goes_on_elsewhere_with_nothing_but_the_store(start, tmp_path):
     first = start("train.tokens=1000000000", "checkpoint.snapshot_every_merges=4", "tape.payloads=true")
     first.wait_merges(10)

@@ -124,6 +124,7 @@ def test_a_killed_driver_takes_its_own_cluster_along_and_the_run_goes_on_from_th
     assert second.summary()["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_on_a_cluster_started_apart_the_run_outlives_its_driver_and_is_attached_to(command, ray_head):
     env = {"RAY_ADDRESS": ray_head}
     first = command("train.tokens=1000000000", env=env)

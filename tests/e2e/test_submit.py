@@ -264,6 +264,7 @@ def test_a_job_outlives_its_terminal_and_a_stop_checkpoints_it(submit, tmp_path)
     assert (folder / "model").is_dir()
 
 
+@pytest.mark.slow
 def test_a_run_outlives_its_jobs_driver_and_a_resubmission_attaches_to_it(submit, tmp_path):
     folder = tmp_path / "run"
     same = (*TWO, f"run.dir={folder}", ENDLESS)

@@ -55,6 +55,7 @@ def left(run, learner, incarnation):
     return wait_for(f"{learner} has left", look)
 
 
+@pytest.mark.slow
 def test_a_node_that_appears_gets_a_learner_and_one_that_goes_takes_it_along(nodes, spot, start):
     run = start(*ELASTIC)
     assert there(run, "learner-0").node_id

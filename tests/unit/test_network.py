@@ -32,8 +32,11 @@ def random_settings(seed: int, adopt: str, late: str) -> DilocoSettings:
     )
 
 
+MORE = [pytest.param(*case, marks=pytest.mark.slow) for case in product((2, 3), ADOPTIONS[:-1])]
+
+
 @pytest.mark.parametrize("late", LATE_RULES)
-@pytest.mark.parametrize(("batch", "adopt"), [*product(range(4), ADOPTIONS[:-1]), (0, "keep")])
+@pytest.mark.parametrize(("batch", "adopt"), [*product((0, 1), ADOPTIONS[:-1]), (0, "keep"), *MORE])
 def test_every_token_has_one_fate(adopt: str, late: str, batch: int) -> None:
     merges, refusals = 0, set[Refusal]()
     for seed in range(8 * batch, 8 * batch + 8):
