@@ -20,6 +20,11 @@ SAMPLES = {"pair": 2 * 4, "old": 2 * 2, "spot": 4}
 LEARNERS = {"learner-0": "pair", "learner-1": "old", "spot-0": "spot"}
 
 
+def heed_ctrl_c():
+    """As in a terminal: what a shell starts in the background ignores it, and a script can't undo that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def fleet(repository, tmp_path):
     started: list[subprocess.Popen] = []
@@ -27,7 +32,8 @@ def fleet(repository, tmp_path):
     def start(*overrides):
         with (tmp_path / "log").open("w") as out:
             command = [repository / "scripts" / "fleet.sh", *TWO, f"run.dir={tmp_path / 'run'}", *overrides]
-            started.append(subprocess.Popen(command, cwd="/", env=clean_env(), stdout=out, stderr=subprocess.STDOUT))
+            options = {"cwd": "/", "env": clean_env(), "stderr": subprocess.STDOUT, "preexec_fn": heed_ctrl_c}
+            started.append(subprocess.Popen(command, stdout=out, **options))
         return started[-1]
 
     yield start
