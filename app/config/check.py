@@ -117,6 +117,9 @@ def _check_train(config: Config) -> None:
     above("train.moments_every_s", train.moments_every_s, 0.0)
 
 
+FEWEST_GUARD_ROUNDS = 3
+"""Norms grow a hundredfold from a fragment's first round to its second: fewer rounds say nothing of what is usual."""
+
 FOLLOWING: dict[str, object] = {
     "adopt": "keep",
     "blocking": False,
@@ -174,6 +177,9 @@ def _check_diloco(config: Config) -> None:
     one_of("diloco.outer", diloco.outer, OUTER_RULES)
     one_of("diloco.last_round", diloco.last_round, LAST_ROUNDS)
     at_least("diloco.guard_z", diloco.guard_z, 0.0)
+    at_least("diloco.guard_rounds", diloco.guard_rounds, FEWEST_GUARD_ROUNDS)
+    int_range("diloco.guard_after", diloco.guard_after, FEWEST_GUARD_ROUNDS, diloco.guard_rounds, "diloco.guard_rounds")
+    above("diloco.guard_spread", diloco.guard_spread, 0.0)
     at_least("diloco.most_garbage", diloco.most_garbage, 0)
     between("diloco.mix_alpha", diloco.mix_alpha, 0.0, 1.0)
     above("diloco.outer_lr", diloco.outer_lr, 0.0)
