@@ -126,6 +126,28 @@ def test_a_base_that_left_the_ring_is_stale() -> None:
     assert hand.replicas["b"].fragments[0].version == 2
 
 
+@pytest.mark.parametrize("late", ["merge", "discard"])
+def test_a_base_that_its_learner_never_received_is_garbage(late: str) -> None:
+    """That version exists, and merged on it the work would carry the difference of both along."""
+    hand = one_fragment(adopt="overwrite", late=late)
+    hand.answer("a", 0)
+    hand.now += 5.0
+    hand.poll("b")
+    hand.publish()
+    hand.adopt("a")
+    hand.step("a", 2)
+    hand.poll("a")
+    reply = hand.poll("b")  # tells of version 1, which does not arrive
+    ask = hand.replicas["b"].hear(reply.epoch, reply.asks)[0]
+    given = hand.replicas["b"].contribute(ask, 1.0, 0.5, False)
+    assert (given.base_version, given.report.held, hand.protocol.fragments[0].version) == (0, (0,), 1)
+    hand.arrive(replace(given, base_version=1))
+    assert hand.refused() == ["corrupt"]
+    hand.answer("a", 0)
+    hand.publish()
+    assert [e["learner"] for e in hand.notes("merge")[-1]["contains"]] == ["a"]
+
+
 def resealed(given: Contribution, payload: Payload) -> Contribution:
     return replace(given, payload=payload, digest=payload_digest(payload))
 
