@@ -191,4 +191,4 @@ def _base_refusal(machine: Machine, given: Contribution) -> Refusal | None:
         return Refusal.ALREADY_MERGED
     if machine.settings.late == "discard":
         return Refusal.LATE
-    return None if fragment.ring.get(base) is not None else Refusal.STALE_BASE
+    return None if base in fragment.ring else Refusal.STALE_BASE
