@@ -39,7 +39,10 @@ class Sabotage:
 
 
 def spoilt(given: Contribution, how: str, earlier: Contribution) -> Contribution:
-    """A contribution with a bit `flip`ped, all `nan`, the wrong `shape` or `version`, or `earlier` again (`replay`)."""
+    """A contribution with a bit `flip`ped, all `nan`, the wrong `shape` or `version`, or `earlier` again (`replay`).
+
+    `ahead`: on a base that its learner has not received.
+    """
     payload = given.payload.copy()
     match how:
         case "flip":
@@ -52,6 +55,8 @@ def spoilt(given: Contribution, how: str, earlier: Contribution) -> Contribution
             return _sealed(given, payload[:-1])
         case "version":
             return replace(given, base_version=given.base_version + FOREIGN_VERSION)
+        case "ahead":  # plausible: others may well have it
+            return replace(given, base_version=given.report.held[given.fragment] + 1)
         case "replay":
             return earlier
     raise ValueError(how)

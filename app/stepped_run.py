@@ -150,7 +150,8 @@ def train_data_parallel(config: Config, data_folder: Path, schedule: Schedule) -
     """Train one model on the mean gradient of the batches that `config.learners` workers would have taken.
 
     Nobody dies and the all-reduce takes no time; the slowest worker sets the pace. With `diloco.average` the weights
-    are averaged once in H steps, as a syncer that follows them does.
+    are averaged once in H steps, as a syncer that follows them does; their last ones weigh no more than that, unless
+    `diloco.last_round=mean`.
     """
     data = prepare(config.data, data_folder)
     model = _model(config, data)
@@ -165,7 +166,7 @@ def train_data_parallel(config: Config, data_folder: Path, schedule: Schedule) -
         steps += 1
         last = tokens >= config.train.tokens
         if last or steps % config.diloco.sync_interval == 0:
-            weight = average_weight(config.diloco, averaged_at, steps, last)
+            weight = average_weight(config.diloco, averaged_at, steps, last and config.diloco.last_round == "mean")
             average = [averaged(a, p.detach().clone(), weight) for a, p in zip(average, loop.parameters, strict=True)]
             averaged_at = steps
     with torch.no_grad():

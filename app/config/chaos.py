@@ -18,7 +18,7 @@ FAULT_KINDS = (
     "kill_ledger",
     "fill_disk",
 )
-CORRUPTIONS = ("flip", "nan", "shape", "version", "replay")
+CORRUPTIONS = ("flip", "nan", "shape", "version", "ahead", "replay")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Fault:
     factor: float = 3.0
     """For slow: how many times as long everything takes."""
     how: str = ""
-    """For corrupt: flip (a bit), nan, shape, version or replay (an old message again); empty: any."""
+    """For corrupt: flip (a bit), nan, shape, version (one that is nowhere), ahead (a version that it has not received)
+    or replay (an old message again); empty: any."""
 
 
 @dataclass(frozen=True)

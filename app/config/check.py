@@ -117,29 +117,46 @@ def _check_train(config: Config) -> None:
     above("train.moments_every_s", train.moments_every_s, 0.0)
 
 
-FOLLOWING: dict[str, object] = {
-    "adopt": "keep",
-    "blocking": False,
-    "late": "discard",
-    "codec_up": "fp32",
-    "codec_down": "fp32",
-    "outer_lr": 1.0,
-    "outer_momentum": 0.0,
-    "guard_z": 0.0,
-    "last_round": "outer",
+FEWEST_GUARD_ROUNDS = 3
+"""Norms grow a hundredfold from a fragment's first round to its second: fewer rounds say nothing of what is usual."""
+
+NEEDED: dict[str, dict[str, object]] = {
+    "data_parallel": {
+        "adopt": "keep",
+        "blocking": False,
+        "late": "discard",
+        "codec_up": "fp32",
+        "codec_down": "fp32",
+        "outer_lr": 1.0,
+        "outer_momentum": 0.0,
+        "guard_z": 0.0,
+        "last_round": "outer",
+    },
+    "diloco": {"blocking": True, "fragments": 1, "overlap_steps": 0},
+    "streaming": {"blocking": True},
 }
-"""What makes the syncer follow the weights that all learners of a data-parallel run share, so that Θ = θ."""
+"""What makes the algorithm what it is, of the keys in its file of conf/algo; the others may be changed.
+
+The syncer of a data-parallel run follows the weights that all learners share, so that Θ = θ.
+"""
 
 
 def _check_algo(config: Config) -> None:
-    one_of("algo", config.algo, ALGORITHMS)
-    if config.algo != "data_parallel":
-        if config.diloco.adopt == "keep":
-            raise ConfigError("diloco.adopt", "keep", f"rebase, overwrite or mix is needed when algo={config.algo}")
+    algo, diloco = config.algo, config.diloco
+    one_of("algo", algo, ALGORITHMS)
+    for key, needed in NEEDED.get(algo, {}).items():
+        if (value := getattr(diloco, key)) != needed:
+            raise ConfigError(f"diloco.{key}", value, f"{str(needed).lower()} is needed when algo={algo}")
+    if algo in ("diloco", "streaming") and diloco.min_quorum != config.learners:
+        allowed = f"learners={config.learners} is needed when algo={algo}: every merge is of all learners"
+        raise ConfigError("diloco.min_quorum", diloco.min_quorum, allowed)
+    if algo != "data_parallel":
+        if diloco.adopt == "keep":
+            raise ConfigError("diloco.adopt", "keep", f"rebase, overwrite or mix is needed when algo={algo}")
+        if config.train.elastic:
+            allowed = f"false is needed when algo={algo}: it is for algo=data_parallel alone"
+            raise ConfigError("train.elastic", True, allowed)
         return
-    for key, needed in FOLLOWING.items():
-        if (value := getattr(config.diloco, key)) != needed:
-            raise ConfigError(f"diloco.{key}", value, f"{str(needed).lower()} is needed when algo=data_parallel")
     for name, pool in config.pools.items():
         if 0 < pool.gpus_per_worker < 1:
             key = f"pools.{name}.gpus_per_worker"
@@ -169,11 +186,17 @@ def _check_diloco(config: Config) -> None:
     if diloco.error_feedback and diloco.adopt in ("rebase", "keep"):
         allowed = f"false is needed when diloco.adopt={diloco.adopt}, which keeps what a codec leaves out anyway"
         raise ConfigError("diloco.error_feedback", diloco.error_feedback, allowed)
+    if diloco.error_feedback and diloco.codec_up == "fp32":
+        allowed = "false is needed when diloco.codec_up=fp32, which leaves nothing out"
+        raise ConfigError("diloco.error_feedback", True, allowed)
     one_of("diloco.late", diloco.late, LATE_RULES)
     one_of("diloco.merge", diloco.merge, MERGE_RULES)
     one_of("diloco.outer", diloco.outer, OUTER_RULES)
     one_of("diloco.last_round", diloco.last_round, LAST_ROUNDS)
     at_least("diloco.guard_z", diloco.guard_z, 0.0)
+    at_least("diloco.guard_rounds", diloco.guard_rounds, FEWEST_GUARD_ROUNDS)
+    int_range("diloco.guard_after", diloco.guard_after, FEWEST_GUARD_ROUNDS, diloco.guard_rounds, "diloco.guard_rounds")
+    above("diloco.guard_spread", diloco.guard_spread, 0.0)
     at_least("diloco.most_garbage", diloco.most_garbage, 0)
     between("diloco.mix_alpha", diloco.mix_alpha, 0.0, 1.0)
     above("diloco.outer_lr", diloco.outer_lr, 0.0)

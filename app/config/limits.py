@@ -22,6 +22,7 @@ MOST: dict[str, int] = {
     "model.layers": 4096,
     "data.leases_ahead": 1024,
     "diloco.ring_versions": 1024,
+    "diloco.guard_rounds": 1024,
     "eval.sample_tokens": 2**16,
     "run.seed": 2**63 - 1,
     "train.tokens": EXACT,

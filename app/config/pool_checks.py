@@ -6,7 +6,7 @@ from app.config.error import ConfigError
 from app.config.limits import MOST, check_pass
 from app.config.pools import PoolConfig
 from app.config.rules import above, at_least, int_range, one_of, whole_above_one
-from app.config.schema import PRECISIONS, Config
+from app.config.schema import FIXED_FLEET, PRECISIONS, Config
 
 
 def check_pools(config: Config) -> None:
@@ -31,8 +31,8 @@ def check_pools(config: Config) -> None:
     for name, size in config.pool_sizes.items():
         most = config.pools[name].max_learners
         if most is not None:
-            if config.algo == "data_parallel" and most > size:
-                allowed = f"at most {size}: algo=data_parallel has the learners that it starts with"
+            if config.algo in FIXED_FLEET and most > size:
+                allowed = f"at most {size}: algo={config.algo} has the learners that it starts with"
                 raise ConfigError(f"pools.{name}.max_learners", most, allowed)
             int_range(f"pools.{name}.max_learners", most, size, MOST["learners"], "learners that one run can have")
 

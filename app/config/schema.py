@@ -13,6 +13,8 @@ from app.config.roster import first_learners, pool_name_of
 from app.diloco.settings import DilocoSettings
 
 ALGORITHMS = ("decoupled", "streaming", "diloco", "data_parallel")
+FIXED_FLEET = ("streaming", "diloco", "data_parallel")
+"""Algorithms in which all learners take part in every merge: there are never more than at the start."""
 MODEL_NAMES = ("llama", "hf")
 DATA_SOURCES = ("stdlib", "files", "hub")
 LEARNING_RATES = {"muon": 12e-3, "adamw": 4e-3}

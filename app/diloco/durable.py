@@ -13,7 +13,7 @@ import torch
 
 from app.diloco.accounts import Books
 from app.diloco.fragments import Layout, gather
-from app.diloco.guard import NormGuard
+from app.diloco.guard import NOTHING_SEEN
 from app.diloco.job import MergeResult
 from app.diloco.protocol import Protocol
 
@@ -43,7 +43,7 @@ def first_state(run_id: str, layout: Layout, parameters: Tensors) -> Durable:
         "incarnations": {},
         "books": Books([f.numel for f in layout.fragments]).state(),
         "fragments": [
-            {"version": 0, "clock": 0, "last_merged": {}, "contained": {}, "guard": NormGuard(0.0).state()}
+            {"version": 0, "clock": 0, "last_merged": {}, "contained": {}, "guard": dict(NOTHING_SEEN)}
             for _ in layout.fragments
         ],
     }

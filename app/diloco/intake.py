@@ -15,6 +15,9 @@ from app.diloco.messages import UNKNOWN, Contribution, Refusal, Report, Sender
 from app.diloco.rounds import Round
 from app.diloco.whole import is_contribution, is_report, round_of, sender_of
 
+NOT_MERGED = frozenset({Refusal.LATE, Refusal.STALE_BASE, Refusal.ALREADY_MERGED})
+"""Refusals that say nothing against the work itself: its norm tells the guard what is usual all the same."""
+
 
 def reported(machine: Machine, report: Report, now: float) -> None:
     """A learner's counters arrived."""
@@ -48,12 +51,15 @@ def arrived(machine: Machine, event: Arrived, now: float) -> None:
     round_ = machine.rounds.get(given.fragment)
     possible = _take(machine, member, given.report, now)
     refusal = _refusal(machine, event, round_) if possible else Refusal.CORRUPT
+    guard = machine.guards[given.fragment]
     if refusal is not None:
         fields: dict[str, Any] = {"fragment": given.fragment, "round": given.round, "base": given.base_version}
         if refusal is Refusal.OUTLIER:
             fragment = machine.fragments[given.fragment]
-            fields |= {"norm": event.norm, "usual": machine.guards[given.fragment].usual}
+            fields |= {"norm": event.norm, "usual": guard.usual}
             fragment.outliers[learner] = fragment.version
+        elif refusal in NOT_MERGED and _sound(machine, event):
+            guard.remember(learner, event.norm, given.c_steps)
         machine.refuse(refusal, learner, **fields)
         _take_out(machine, given.sender, given.fragment, given.round)
         if refusal is Refusal.CORRUPT:
@@ -142,13 +148,27 @@ def _refusal(machine: Machine, event: Arrived, round_: Round | None) -> Refusal 
         return Refusal.DUPLICATE
     if round_.job is not None or learner not in round_.waiting:
         return Refusal.LATE
-    if event.delta is None or given.base_version > round_.version:
+    if event.delta is None or not _base_possible(machine, given):
         return Refusal.CORRUPT
     if refusal := _base_refusal(machine, given):
         return refusal
     if not _counters_possible(machine, given):
         return Refusal.CORRUPT
-    return None if machine.guards[given.fragment].admits(event.norm, given.c_steps) else Refusal.OUTLIER
+    key = (given.sender.epoch, given.round)
+    admitted = machine.guards[given.fragment].admits(learner, key, event.norm, given.c_steps)
+    return None if admitted else Refusal.OUTLIER
+
+
+def _sound(machine: Machine, event: Arrived) -> bool:
+    """Whether nothing but its time speaks against this contribution."""
+    given = event.contribution
+    return event.delta is not None and _base_possible(machine, given) and _counters_possible(machine, given)
+
+
+def _base_possible(machine: Machine, given: Contribution) -> bool:
+    """Whether its learner can have started from this base: a version that there is, and that it had received."""
+    p = given.fragment
+    return given.base_version <= min(machine.fragments[p].version, given.report.held[p])
 
 
 def _counters_possible(machine: Machine, given: Contribution) -> bool:
@@ -171,4 +191,4 @@ def _base_refusal(machine: Machine, given: Contribution) -> Refusal | None:
         return Refusal.ALREADY_MERGED
     if machine.settings.late == "discard":
         return Refusal.LATE
-    return None if fragment.ring.get(base) is not None else Refusal.STALE_BASE
+    return None if base in fragment.ring else Refusal.STALE_BASE

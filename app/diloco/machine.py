@@ -63,7 +63,7 @@ class Machine:
         """Hello token → hello and its incarnation, until that is durable."""
         self.started = False
 
-        self.guards = [NormGuard(settings.guard_z) for _ in layout.fragments]
+        self.guards = [NormGuard(settings) for _ in layout.fragments]
         """What is usual of each fragment. Every record has it, so that a restart does not let everything pass."""
         self.rounds: dict[int, Round] = {}
         """Fragment → its open round."""

@@ -1,4 +1,7 @@
-"""The last R versions of one fragment: a contribution is read relative to the version it started from."""
+"""The last R versions of one fragment: which bases a contribution may have, and what led from one to the next.
+
+Values are not kept: a contribution is a difference from its base, so a merge needs none but the newest.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from app.diloco.messages import Payload
 
@@ -15,14 +16,13 @@ from app.diloco.messages import Payload
 @dataclass(frozen=True)
 class _Entry:
     version: int
-    value: Tensor
     change: Payload | None
 
 
 class Ring:
-    """Versions of Θ̂ of one fragment, newest last, each with the encoded change that led to it.
+    """Version numbers of one fragment, newest last, each with a private copy of the encoded change that led to it.
 
-    Holds private fp32 copies; an older version leaves when the ring is full (`capacity` is R).
+    An older version leaves when the ring is full (`capacity` is R).
     """
 
     def __init__(self, capacity: int) -> None:
@@ -30,7 +30,7 @@ class Ring:
             raise ValueError(f"a ring holds at least 1 version, got {capacity}")
         self._entries: deque[_Entry] = deque(maxlen=capacity)
 
-    def push(self, version: int, value: Tensor, change: Payload | None) -> None:
+    def push(self, version: int, change: Payload | None) -> None:
         """Add the next version; the first one pushed may have any number.
 
         `change` is the encoded change from version − 1, None when there is none (version 0, or a restored
@@ -38,13 +38,11 @@ class Ring:
         """
         if self._entries and version != self.newest + 1:
             raise ValueError(f"version {version} cannot follow version {self.newest}")
-        copy = value.detach().to("cpu", torch.float32, copy=True)
-        self._entries.append(_Entry(version, copy, None if change is None else np.array(change, copy=True)))
+        self._entries.append(_Entry(version, None if change is None else np.array(change, copy=True)))
 
-    def get(self, version: int) -> Tensor | None:
-        """Θ̂ at that version, fp32, or None when the ring lost it. The ring's own: read, don't write."""
-        index = version - self.oldest if self._entries else -1
-        return self._entries[index].value if 0 <= index < len(self._entries) else None
+    def __contains__(self, version: int) -> bool:
+        """Whether that version is still held."""
+        return bool(self._entries) and self.oldest <= version <= self.newest
 
     def changes(self, after_version: int) -> list[Payload] | None:
         """The encoded changes of versions after_version + 1 to newest, in order; [] for the newest itself.

@@ -63,6 +63,12 @@ class DilocoSettings:
     """Norm of the mean direction under which a merge falls back from RDA to the weighted mean."""
     guard_z: float = 8.0
     """Highest robust z-score of a contribution's norm among those of its fragment; above it is refused. 0: no guard."""
+    guard_rounds: int = 16
+    """Rounds of a fragment whose norms its guard remembers, beside those of the open one."""
+    guard_after: int = 5
+    """Rounds that a guard must remember, the open one apart, before it refuses anything: 3 to `guard_rounds`."""
+    guard_spread: float = 0.1
+    """Least spread (MAD of log norms) that a guard reckons with: very even learners would refuse each other."""
     most_garbage: int = 16
     """Garbage messages in a row after which a learner is fenced off, and another process replaces it. 0: never."""
     round_deadline_s: float = 30.0

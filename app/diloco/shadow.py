@@ -72,7 +72,7 @@ class Shadow:
         version = meta["version"]
         if version != fragment.version + 1:
             raise ValueError(f"fragment {fragment.index}: version {version} follows {fragment.version} in the journal")
-        fragment.ring.push(version, theta_hat, None)
+        fragment.ring.push(version, None)
         weight = average_weight(self._settings, fragment.clock, meta["clock"], meta["share"] is not None)
         average = averaged(fragment.average, theta, weight)
         fragment.take(version, meta["clock"], (theta, theta_hat, momentum, average), digest(theta_hat))

@@ -50,14 +50,14 @@ class GlobalFragment:
     ) -> GlobalFragment:
         """A fragment from its Θ, Θ̂, momentum and Θ̄, with a ring that holds this version alone."""
         ring = Ring(settings.ring_versions)
-        ring.push(version, tensors[1], None)
+        ring.push(version, None)
         return cls(index, version, clock, *tensors, ring, settings.codec_down, digest_of(tensors[1]))
 
     def apply(self, result: MergeResult) -> None:
         """The next version. Raises ValueError when `result` is another one."""
         if result.version != self.version + 1:
             raise ValueError(f"fragment {self.index}: {result.version} cannot follow version {self.version}")
-        self.ring.push(result.version, result.theta_hat, result.change)
+        self.ring.push(result.version, result.change)
         tensors = (result.theta, result.theta_hat, result.momentum, result.average)
         self.take(result.version, result.clock, tensors, result.digest)
 

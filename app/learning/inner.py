@@ -66,8 +66,9 @@ class InnerLoop:
     ) -> StepResult:
         """Take one optimizer step on the mean gradient of `batches` (each int64 [B, S]) at learning rate `lr`.
 
-        With `share` the gradient is the mean over several learners, of whom this one may have no batch. A loss or
-        gradient that is NaN or Inf skips the step: weights and moments stay as they were.
+        The mean is over the predicted tokens, as if the batches were one; they may be of different sizes. With `share`
+        the gradient is the mean over several learners, of whom this one may have no batch. A loss or gradient that is
+        NaN or Inf skips the step: weights and moments stay as they were.
         """
         try:
             with group_errors():
@@ -84,9 +85,10 @@ class InnerLoop:
 
     def _take_gradients(self, batches: Sequence[Tensor], lr: float, share: ShareGradients | None) -> Part:
         loss = torch.zeros((), device=self.device)
+        predicted = sum(batch[:, 1:].numel() for batch in batches)
         for number, batch in enumerate(batches, start=1):
             with self._alone(number < len(batches)):
-                part = next_token_loss(self.model, batch.to(self.device)) / len(batches)
+                part = next_token_loss(self.model, batch.to(self.device)) * (batch[:, 1:].numel() / predicted)
                 self._accelerator.backward(part)
             loss += part.detach()
         mean = float(loss) if self._ranks is None else self._ranks.mean(float(loss))

@@ -11,7 +11,7 @@ from tests.cluster.audit import assert_every_sample_has_one_place, assert_no_wor
 from tests.cluster.harness import LiveRun, wait_for
 
 pytestmark = pytest.mark.timeout(240)
-CORRUPTIONS = ("flip", "nan", "shape", "version", "replay")
+CORRUPTIONS = ("flip", "nan", "shape", "version", "ahead", "replay")
 
 
 def listed(*faults: dict) -> str:
@@ -46,10 +46,10 @@ def test_faults_of_learners(start):
             {"kind": "mute", "target": "learner-2", "at_s": 0, "seconds": 15},
             {"kind": "preempt", "target": "learner-3", "at_s": 4, "seconds": 1},
             *({"kind": "corrupt", "at_s": 4 + i, "seconds": 1, "how": how} for i, how in enumerate(CORRUPTIONS)),
-            {"kind": "kill_worker", "at_s": 9},
+            {"kind": "kill_worker", "at_s": 4 + len(CORRUPTIONS)},
         ),
     )
-    wait_for("all have struck", lambda: len(run.events("fault")) >= 10)
+    wait_for("all have struck", lambda: len(run.events("fault")) >= 5 + len(CORRUPTIONS))
     for kind in ("kill", "slow", "mute", "preempt", "corrupt", "kill_worker"):
         assert recovery(run, kind) > 0
     muted = fault(run, "mute")
@@ -60,7 +60,7 @@ def test_faults_of_learners(start):
     reasons = {event["reason"] for event in run.events("refused")}
     assert "corrupt" in reasons
     events = [event["id"] for event in run.events("fault")]
-    assert len(events) == len(set(events)) == 10
+    assert len(events) == len(set(events)) == 5 + len(CORRUPTIONS)
     assert_no_work_counts_twice(run.events("merge"))
     summary = run.finish()
     work = summary["work"]

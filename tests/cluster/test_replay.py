@@ -14,6 +14,11 @@ pytestmark = pytest.mark.timeout(240)
 ROOT = Path(__file__).parents[2]
 
 
+def nbytes(codec: str, numel: int) -> int:
+    """Bytes of a contribution: of int4, two codes a byte and a scale of 2 bytes for each 64 elements."""
+    return 4 * numel if codec == "fp32" else 2 * -(-numel // 64) + -(-numel // 2)
+
+
 @pytest.fixture
 def replay(capsys):
     """Replays: exit code, standard output, error output."""
@@ -33,6 +38,12 @@ def test_every_version_is_computed_again_and_a_difference_is_named(start, codec,
     wait_for("the syncer is back", lambda: (s := run.status(SYNCER)) and s.epoch > 2)
     summary = run.wait_done()
     folder = run.spec.work_dir
+    sizes = [nbytes(codec, fragment.numel) for fragment in run.spec.layout.fragments]
+    assert {file.stat().st_size for file in folder.glob("payloads/*/*.payload")} == set(sizes)
+    whole = [4 * fragment.numel for fragment in run.spec.layout.fragments]
+    shares = [size / full for size, full in zip(sizes, whole, strict=True)]
+    assert min(shares) <= summary["bytes"]["up"] / summary["bytes"]["up_fp32"] <= max(shares)
+    assert summary["bytes"]["up"] >= min(sizes) * summary["merges"]
     found = subprocess.run([sys.executable, "-m", "app.replay", folder], cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr + found.stdout
     assert found.stdout.startswith(f"{summary['merges']} versions of 2 fragments are equal; ")

@@ -1,5 +1,7 @@
 """The compiled kernels and those in numpy are one: the same bits for every input. And they work without a cache."""
 
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -77,8 +79,9 @@ def test_two_threads_encode_at_once(name: str) -> None:
     assert wrong == []
 
 
-def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
+def python(code: str, **environment: str) -> str:
+    env = os.environ | environment
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -116,3 +119,58 @@ def test_compiles_where_no_cache_can_be_kept(monkeypatch: pytest.MonkeyPatch) ->
     kernels = compiled.kernels("int8")
     x = np.linspace(-1, 1, 100, dtype=np.float32)
     assert through(kernels, "int8", x, 64) == through(plain.kernels("int8"), "int8", x, 64)
+
+
+ENCODED = """
+import torch
+from app.diloco.codec import get_codec
+from app.diloco.codecs.kernels import load_kernels
+{before}
+codec = get_codec("int8", 64)
+print(codec.encode(torch.arange(100.0)).sum(), type(load_kernels("int8").encode).__module__.split(".")[0])
+"""
+
+
+def encoded(cache: Path, before: str = "") -> str:
+    """What another process with this cache folder makes of some numbers, and of which module its kernels are."""
+    return python(ENCODED.format(before=before), NUMBA_CACHE_DIR=str(cache))
+
+
+def encoded_here(module: str) -> str:
+    return f"{get_codec('int8', 64).encode(torch.arange(100.0)).sum()} {module}"
+
+
+@pytest.fixture(scope="module")
+def filled_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("numba")
+    assert encoded(folder) == encoded_here("numba")
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "share"), [("*.nbi", 0.0), ("*.nbi", 0.5), ("*.nbc", 0.5)])
+def test_a_truncated_cache_is_done_without(kind: str, share: float, filled_cache: Path, tmp_path: Path) -> None:
+    """As a process leaves it that dies while it writes, or a disk that is full."""
+    shutil.copytree(filled_cache, tmp_path, dirs_exist_ok=True)
+    files = list(tmp_path.rglob(kind))
+    assert len(files) >= 2  # encode and decode
+    for file in files:
+        whole = file.read_bytes()
+        file.write_bytes(whole[: int(share * len(whole))])
+    assert encoded(tmp_path) == encoded_here("numba")
+
+
+def test_a_cache_that_can_not_be_written_is_done_without(tmp_path: Path) -> None:
+    """No file of this process may hold a byte, as on a full disk."""
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    assert encoded(tmp_path, full) == encoded_here("numba")
+    assert not any(file.stat().st_size for file in tmp_path.rglob("*.nb?"))
+
+
+def test_where_nothing_compiles_numpy_takes_over(tmp_path: Path) -> None:
+    broken = """
+from numba.core.dispatcher import Dispatcher
+def compile(self, signature):
+    raise SystemError("no code for this processor")
+Dispatcher.compile = compile
+"""
+    assert encoded(tmp_path, broken) == encoded_here("builtins")

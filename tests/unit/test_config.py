@@ -100,7 +100,17 @@ REFUSED = [
     (["diloco.fragments=25"], "diloco.fragments=25", "1 to diloco.sync_interval=24"),
     (["diloco.sync_interval=0"], "diloco.sync_interval=0", "at least 1"),
     (["diloco.overlap_steps=0"], "diloco.overlap_steps=0", "1 to diloco.sync_interval=24"),
-    (["algo=diloco", "diloco.overlap_steps=-1"], "diloco.overlap_steps=-1", "0 to diloco.sync_interval=24"),
+    (["diloco.blocking=true", "diloco.overlap_steps=-1"], "diloco.overlap_steps=-1", "0 to diloco.sync_interval=24"),
+    (["algo=diloco", "diloco.overlap_steps=2"], "diloco.overlap_steps=2", "0 is needed when algo=diloco"),
+    (["algo=diloco", "diloco.fragments=8"], "diloco.fragments=8", "1 is needed when algo=diloco"),
+    (["algo=diloco", "diloco.blocking=false"], "diloco.blocking=false", "true is needed when algo=diloco"),
+    (["algo=diloco", "diloco.min_quorum=1"], "diloco.min_quorum=1", "learners=4 is needed when algo=diloco"),
+    (["algo=diloco", "pools.local.max_learners=8"], "pools.local.max_learners=8", "at most 4: algo=diloco"),
+    (["algo=streaming", "diloco.blocking=false"], "diloco.blocking=false", "true is needed when algo=streaming"),
+    (["algo=streaming", "diloco.min_quorum=3"], "diloco.min_quorum=3", "learners=4 is needed when algo=streaming"),
+    (["algo=streaming", "pools.local.max_learners=5"], "pools.local.max_learners=5", "at most 4: algo=streaming"),
+    (["train.elastic=true"], "train.elastic=true", "false is needed when algo=decoupled"),
+    (["algo=streaming", "train.elastic=true"], "train.elastic=true", "false is needed when algo=streaming"),
     (["algo=sgd"], "algo=sgd", "data_parallel, decoupled, diloco, streaming"),
     (["algo=data_parallel", "diloco.adopt=mix"], "diloco.adopt=mix", "keep is needed"),
     (["algo=data_parallel", "diloco.outer_lr=0.5"], "diloco.outer_lr=0.5", "1.0 is needed"),
@@ -117,6 +127,11 @@ REFUSED = [
     (["diloco.codec_block=8"], "diloco.codec_block=8", "power of two from 16 to 4096"),
     (["diloco.codec_block=big"], "diloco.codec_block=big", "whole number"),
     (["diloco.error_feedback=true", "diloco.adopt=rebase"], "diloco.error_feedback=true", "adopt=rebase"),
+    (
+        ["diloco.error_feedback=true", "diloco.adopt=mix"],
+        "diloco.error_feedback=true",
+        "false is needed when diloco.codec_up=fp32",
+    ),
     (["diloco.adopt=copy"], "diloco.adopt=copy", "overwrite, mix, rebase, keep"),
     (["diloco.late=never"], "diloco.late=never", "discard, merge"),
     (["diloco.mix_alpha=-0.1"], "diloco.mix_alpha=-0.1", "0 to 1"),
@@ -163,6 +178,10 @@ REFUSED = [
     (["diloco.outer=adam"], "diloco.outer=adam", "nesterov, sgd"),
     (["diloco.merge=median"], "diloco.merge=median", "rda, mean"),
     (["diloco.guard_z=-1"], "diloco.guard_z=-1", "at least 0"),
+    (["diloco.guard_rounds=2"], "diloco.guard_rounds=2", "at least 3"),
+    (["diloco.guard_after=2"], "diloco.guard_after=2", "3 to diloco.guard_rounds=16"),
+    (["diloco.guard_after=17"], "diloco.guard_after=17", "3 to diloco.guard_rounds=16"),
+    (["diloco.guard_spread=0"], "diloco.guard_spread=0", "more than 0"),
     (["supervisor.silent_s=0"], "supervisor.silent_s=0", "more than 0"),
     (["run.dir=memory://run"], "run.dir=memory://run", "a store that all processes see is needed"),
     (["run.dir=local:///tmp/run"], "run.dir=local:///tmp/run", "a store that all processes see is needed"),
@@ -285,7 +304,10 @@ def test_the_ladder_of_algorithms() -> None:
     diloco = load(["learners=3", "algo=diloco", "diloco.sync_interval=50"]).diloco
     assert (diloco.blocking, diloco.fragments, diloco.overlap_steps, diloco.min_quorum) == (True, 1, 0, 3)
     assert (diloco.adopt, diloco.merge, diloco.sync_interval) == ("overwrite", "mean", 50)
-    parallel = load(["algo=data_parallel"])
+    for same in ("diloco.min_quorum=3", "diloco.blocking=true", "pools.local.max_learners=3"):
+        assert load(["learners=3", "algo=diloco", same, "diloco.merge=rda"]).diloco.merge == "rda"
+        assert load(["learners=3", "algo=streaming", same, "diloco.fragments=4"]).diloco.fragments == 4
+    parallel = load(["algo=data_parallel", "train.elastic=true"])
     assert (parallel.algo, parallel.diloco.adopt, parallel.diloco.outer_lr) == ("data_parallel", "keep", 1.0)
     assert (parallel.diloco.last_round, parallel.diloco.average) == ("outer", 0.0)
 

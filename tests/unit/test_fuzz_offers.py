@@ -45,10 +45,12 @@ def is_well(hand: Hand) -> None:
     """It has finite weights, and what it holds is what the syncer has made."""
     for tensor in hand.parameters["c"].values():
         assert bool(torch.isfinite(tensor).all())
-    for held, fragment in zip(hand.replicas["c"].fragments, hand.protocol.fragments, strict=True):
-        made = fragment.ring.get(held.version)
-        assert made is not None
-        assert torch.equal(held.base, made)
+    made = {(p, 0): hand.state.tensors[f"{p}.theta"] for p in range(hand.settings.fragments)}
+    for record in hand.journal:
+        if record.meta["kind"] == "merge":
+            made[record.meta["fragment"], record.meta["version"]] = record.tensors["theta_hat"]
+    for p, held in enumerate(hand.replicas["c"].fragments):
+        assert torch.equal(held.base, made[p, held.version])
 
 
 @efforts

@@ -101,6 +101,20 @@ def test_accumulated_batches_are_one_larger_batch():
         torch.testing.assert_close(parts.state_dict()[name], value, rtol=1e-3, atol=1e-5)
 
 
+def test_batches_of_different_sizes_are_one_larger_batch():
+    """Against float64: a mean of the batches' means would give the samples of small ones too much weight."""
+    sizes, rows = (1, 5, 2), batch(3, 8)
+    model, exact = small_model(), small_model().double()
+    result = InnerLoop(model, CONFIG).step(list(rows.split(sizes)), 1e-2, threading.Lock())
+    logits = exact(input_ids=rows).logits
+    loss = -functional.log_softmax(logits[:, :-1], -1).gather(2, rows[:, 1:, None]).mean()
+    loss.backward()
+    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in exact.parameters()]))
+    assert result.loss == pytest.approx(loss.item(), rel=1e-6)
+    assert result.grad_norm == pytest.approx(norm.item(), rel=1e-5)
+    assert result.tokens == 128
+
+
 def test_weights_change_only_while_the_lock_is_held():
     model = small_model()
     loop, before = InnerLoop(model, CONFIG), weights(model)

@@ -13,6 +13,7 @@ from app.diloco.events import (
     Published,
     Reported,
 )
+from app.diloco.fragments import gather
 from app.diloco.messages import Contribution, Payload
 from app.diloco.settings import CODECS
 from tests.unit.tiny import Hand, opened
@@ -105,6 +106,83 @@ def test_work_on_an_old_base_that_no_version_contains_is_merged() -> None:
     assert bool((hand.protocol.fragments[0].theta > theta).all())
 
 
+def exact(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.numpy().astype(np.float64)
+
+
+def rda_of(vs: list[np.ndarray], ws: list[float]) -> np.ndarray:
+    """(Σ w‖v‖ / Σ w) · φ(Σ w φ(v) / Σ w), or the weighted mean where the directions cancel."""
+    shares = np.array(ws) / sum(ws)
+    norms = np.array([np.linalg.norm(v) for v in vs])
+    direction = sum(s * v / n for s, v, n in zip(shares, vs, norms, strict=True))
+    if np.linalg.norm(direction) < 0.02:
+        return sum(s * v for s, v in zip(shares, vs, strict=True))
+    return shares @ norms * direction / np.linalg.norm(direction)
+
+
+@pytest.mark.parametrize("learners", [1, 2, 5])
+@pytest.mark.parametrize("old", ["none", "first", "all but the last"])
+def test_each_outer_gradient_starts_from_the_base_of_its_own_learner(learners: int, old: str) -> None:
+    """Against float64: v_m = Θ̂_base − θ_m, whatever the others' base; then merge and Nesterov step.
+
+    The learners that are behind hold version 0, while version 1, far from it, was made of the others' work.
+    """
+    absent = {"none": 0, "first": min(1, learners - 1), "all but the last": learners - 1}[old]
+    eta, mu = 0.7, 0.6
+    dials = {"outer_lr": eta, "outer_momentum": mu, "guard_z": 0.0, "adopt": "overwrite", "late": "merge"}
+    hand = Hand(fragments=1, sync_interval=2, round_deadline_s=5.0, **dials)
+    names = [f"learner-{m}" for m in range(learners)]
+    generators = {name: torch.Generator().manual_seed(m) for m, name in enumerate(names)}
+
+    def step(name: str, steps: int, tokens: int, size: float) -> None:
+        for _ in range(steps):
+            with hand.replicas[name].writing(tokens):
+                for tensor in hand.parameters[name].values():
+                    tensor += size * torch.randn(tensor.shape, generator=generators[name])
+
+    for name in names:
+        hand.join(name)
+    for m, name in enumerate(names):
+        step(name, 2, 10 * (m + 1), 5.0)
+        hand.poll(name)
+    for name in names[absent:]:
+        hand.answer(name, 0)
+    if absent:
+        hand.now += 5.0  # the round's deadline
+        hand.poll(names[0])
+    hand.publish()
+    assert hand.protocol.fragments[0].version == 1
+    for name in names[absent:]:
+        hand.adopt(name)
+    for m, name in enumerate(names):
+        step(name, 2 + m % 2, 10 * (m + 1), 0.5)
+        hand.poll(name)
+    fragment = hand.protocol.fragments[0]
+    theta, momentum = exact(fragment.theta), exact(fragment.momentum)
+    layout = hand.protocol.layout.fragments[0]
+    weights, vs = [], []
+    for name in names:
+        given = hand.capture(name, 0)
+        assert given.base_version == (0 if name in names[:absent] else 1)
+        base = exact(hand.replicas[name].fragments[0].base)
+        vs.append(base - exact(gather(layout, hand.parameters[name])))
+        weights.append(given.c_tokens * given.c_tokens / given.c_steps)
+        hand.arrive(given)
+    hand.publish()
+    assert hand.refused() == []
+    assert fragment.version == 2
+    v, at = np.empty(layout.numel), 0
+    for piece in layout.pieces:
+        parts = [each[at : at + piece.numel] for each in vs]
+        mean = sum(w * part for w, part in zip(weights, parts, strict=True)) / sum(weights)
+        v[at : at + piece.numel] = mean if piece.name == "emb" else rda_of(parts, weights)
+        at += piece.numel
+    momentum = mu * momentum + v
+    want = theta - eta * (v + mu * momentum)
+    assert np.linalg.norm(exact(fragment.theta) - want) <= 1e-5 * np.linalg.norm(want - theta)
+    assert np.linalg.norm(exact(fragment.momentum) - momentum) <= 1e-5 * np.linalg.norm(momentum)
+
+
 def test_work_on_an_old_base_is_late_where_the_rule_is_to_discard() -> None:
     hand, given = behind("discard")
     hand.arrive(given)
@@ -124,6 +202,28 @@ def test_a_base_that_left_the_ring_is_stale() -> None:
     assert hand.refused() == ["stale_base"]
     hand.adopt("b")
     assert hand.replicas["b"].fragments[0].version == 2
+
+
+@pytest.mark.parametrize("late", ["merge", "discard"])
+def test_a_base_that_its_learner_never_received_is_garbage(late: str) -> None:
+    """That version exists, and merged on it the work would carry the difference of both along."""
+    hand = one_fragment(adopt="overwrite", late=late)
+    hand.answer("a", 0)
+    hand.now += 5.0
+    hand.poll("b")
+    hand.publish()
+    hand.adopt("a")
+    hand.step("a", 2)
+    hand.poll("a")
+    reply = hand.poll("b")  # tells of version 1, which does not arrive
+    ask = hand.replicas["b"].hear(reply.epoch, reply.asks)[0]
+    given = hand.replicas["b"].contribute(ask, 1.0, 0.5, False)
+    assert (given.base_version, given.report.held, hand.protocol.fragments[0].version) == (0, (0,), 1)
+    hand.arrive(replace(given, base_version=1))
+    assert hand.refused() == ["corrupt"]
+    hand.answer("a", 0)
+    hand.publish()
+    assert [e["learner"] for e in hand.notes("merge")[-1]["contains"]] == ["a"]
 
 
 def resealed(given: Contribution, payload: Payload) -> Contribution:

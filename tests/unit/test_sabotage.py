@@ -27,6 +27,23 @@ def test_whatever_is_spoilt_is_refused(how: str, codec: str) -> None:
     assert (given.payload == before).all()
 
 
+def test_a_base_ahead_is_garbage_where_that_version_exists() -> None:
+    hand = opened(round_deadline_s=5.0)
+    hand.answer("a", 1)
+    hand.now += 5.0
+    hand.poll("b")
+    hand.publish()
+    hand.step("a", 4)
+    hand.poll("a")
+    reply = hand.poll("b")  # tells of version 1 of fragment 1, which does not arrive
+    asks = {ask.fragment: ask for ask in hand.replicas["b"].hear(reply.epoch, reply.asks)}
+    given = hand.replicas["b"].contribute(asks[1], 1.0, 0.5, False)
+    lie = spoilt(given, "ahead", given)
+    assert lie.base_version == hand.protocol.fragments[1].version == 1
+    hand.arrive(lie)
+    assert hand.refused() == ["corrupt"]
+
+
 def test_it_lasts_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

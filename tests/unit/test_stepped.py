@@ -145,7 +145,7 @@ class Reference:
 def test_a_run_equals_the_reference(learners: int, adopt: str, tau: int) -> None:
     # With τ = 0 there is no window, so the quorum must be everybody.
     dials = {"overlap_steps": tau, "min_quorum": learners, "mix_alpha": 0.25, "outer_lr": 0.4, "outer_momentum": 0.6}
-    fleet = fleet_of(learners, adopt=adopt, **dials)
+    fleet = fleet_of(learners, adopt=adopt, guard_z=0.0, **dials)
     reference = Reference(learners, fleet.protocol.settings)
     for t in range(1, 61):
         fleet.advance()

@@ -39,6 +39,28 @@ def test_one_learner_with_a_plain_outer_step_is_plain_training(folder, optimizer
     assert decoupled.loss == pytest.approx(plain.loss, rel=1e-4)
 
 
+def test_the_last_weights_of_data_parallel_weigh_like_all_others(folder):
+    """As in a run by the actors, where the syncer follows the weights and its last round is like the others."""
+
+    def loss(**dials):
+        parallel = load([*BRIEF, "algo=data_parallel", "learners=1"])
+        dials = {"average": 0.5} | dials
+        dialed = dataclasses.replace(parallel, diloco=dataclasses.replace(parallel.diloco, **dials))
+        return train_data_parallel(dialed, folder, LOCKSTEP).loss
+
+    assert loss(average_last=0.9) == loss(average_last=0.0) != loss(average=0.0)
+    assert loss(average_last=1.0, last_round="mean") == loss(average=0.0)
+
+
+def test_workers_of_different_batch_sizes_are_one_batch(folder):
+    """Two workers, of 1 and 3 samples a step, train like one of 4."""
+    sizes = ("learners=2", "train.batch_size=3", "+pools.small.min_learners=1", "+pools.small.batch_size=1")
+    unequal, whole = load([*BRIEF, *sizes]), load([*BRIEF, "learners=1", "train.batch_size=4"])
+    got, want = (train_data_parallel(each, folder, LOCKSTEP) for each in (unequal, whole))
+    assert got.tokens == want.tokens
+    assert got.loss == pytest.approx(want.loss, rel=1e-4)
+
+
 @pytest.mark.parametrize("codec", ["fp32", "int4"])
 def test_several_learners_learn_alike_every_time(folder, codec):
     several = config("learners=3", "diloco.adopt=overwrite", f"diloco.codec_up={codec}", f"diloco.codec_down={codec}")

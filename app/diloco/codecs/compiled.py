@@ -11,6 +11,7 @@ loops free of branches and of scalar code:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ import numpy as np
 from numba import njit, types
 
 from app.diloco.codecs.kernels import Kernels
+
+_log = logging.getLogger(__name__)
 
 F32, I32, U8, U64 = np.float32, np.int32, np.uint8, np.uint64
 # All constants stand here, as numba's cache only sees changes of this file.
@@ -51,7 +54,8 @@ def _compile(signature: Any, function: Callable[..., None]) -> Callable[..., Non
     """Compiled for these types; kept beside the source, or in the user's cache folder where that can't be written."""
     try:
         return njit(signature, cache=True, nogil=True)(function)
-    except RuntimeError:  # no folder to keep it in: it will be compiled in every process
+    except Exception as error:  # whatever a cache of damaged files, a full disk or no folder to write to raises
+        _log.warning("%s is compiled without numba's cache: %r", function.__name__, error)
         return njit(signature, nogil=True)(function)
 
 
