@@ -199,6 +199,10 @@ def _check_diloco(config: Config) -> None:
     above("diloco.guard_spread", diloco.guard_spread, 0.0)
     at_least("diloco.most_garbage", diloco.most_garbage, 0)
     between("diloco.mix_alpha", diloco.mix_alpha, 0.0, 1.0)
+    for key in ("outer_gain_muon", "outer_gain_adamw", "outer_memory"):
+        above(f"diloco.{key}", getattr(diloco, key), 0.0)
+    at_least("diloco.outer_memory_least", diloco.outer_memory_least, 1.0)
+    at_least("diloco.outer_memory_most", diloco.outer_memory_most, diloco.outer_memory_least)
     above("diloco.outer_lr", diloco.outer_lr, 0.0)
     share_below_one("diloco.outer_momentum", diloco.outer_momentum)
     for key in ("average", "average_last"):

@@ -148,7 +148,7 @@ def _outer_defaults(config: Any) -> tuple[float, float]:
     """η and μ for the inner optimizer and the outer rounds in the budget. What is wrong with these, `check` says."""
     train = config.train
     tokens = _samples_a_step(config) * config.data.seq_len * config.diloco.sync_interval
-    return outer_defaults(train.tokens / tokens if tokens > 0 else 0, train.optimizer)
+    return outer_defaults(train.tokens / tokens if tokens > 0 else 0, train.optimizer, config.diloco)
 
 
 def _samples_a_step(config: Any) -> float:

@@ -53,6 +53,16 @@ class DilocoSettings:
     """η: learning rate of the outer step."""
     outer_momentum: float = 0.5
     """μ: momentum of the outer step."""
+    outer_gain_muon: float = 1.6
+    """η/(1−μ) where η and μ are not given, with Muon inside."""
+    outer_gain_adamw: float = 1.0
+    """η/(1−μ) where η and μ are not given, with AdamW inside."""
+    outer_memory: float = 0.4
+    """1/(1−μ) over √N where μ is not given: N outer rounds are in the budget."""
+    outer_memory_least: float = 2.0
+    """Least 1/(1−μ), in outer rounds, where μ is not given."""
+    outer_memory_most: float = 10.0
+    """Largest 1/(1−μ), in outer rounds, where μ is not given."""
     last_round: str = "mean"
     """The last round, at the token budget: mean (Θ becomes the mean of the learners' weights) or outer (as before)."""
     average: float = 0.06

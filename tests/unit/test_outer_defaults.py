@@ -5,6 +5,9 @@ import pytest
 from app.config import load
 from app.config.schema import LEARNING_RATES
 from app.diloco.outer_defaults import outer_defaults
+from app.diloco.settings import DilocoSettings
+
+DIALS = DilocoSettings()
 
 
 @pytest.mark.parametrize(
@@ -20,8 +23,8 @@ from app.diloco.outer_defaults import outer_defaults
     ],
 )
 def test_the_rule_by_hand(rounds: float, muon_lr: float, momentum: float) -> None:
-    assert outer_defaults(rounds, "muon") == (pytest.approx(muon_lr), pytest.approx(momentum))
-    assert outer_defaults(rounds, "adamw") == (pytest.approx(muon_lr / 1.6, abs=1e-3), pytest.approx(momentum))
+    assert outer_defaults(rounds, "muon", DIALS) == (pytest.approx(muon_lr), pytest.approx(momentum))
+    assert outer_defaults(rounds, "adamw", DIALS) == (pytest.approx(muon_lr / 1.6, abs=1e-3), pytest.approx(momentum))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -47,7 +50,23 @@ def test_the_rule_by_hand(rounds: float, muon_lr: float, momentum: float) -> Non
 def test_a_configuration_follows_its_budget(overrides: list[str], rounds: float, optimizer: str) -> None:
     settings = load(["data.seq_len=64", "train.batch_size=8", f"train.optimizer={optimizer}", *overrides]).diloco
     exact = 6553600 / (4 * 8 * 64 * 24) * rounds / 100
-    assert (settings.outer_lr, settings.outer_momentum) == outer_defaults(exact, optimizer)
+    assert (settings.outer_lr, settings.outer_momentum) == outer_defaults(exact, optimizer, DIALS)
+
+
+def test_the_rule_has_dials() -> None:
+    """N = 400 rounds of 4 · 8 · 64 · 24 tokens."""
+    run = ["data.seq_len=64", "train.tokens=19660800"]
+    memory = ["diloco.outer_memory=0.2", "diloco.outer_memory_least=3", "diloco.outer_memory_most=5"]
+    for dials, eta, mu in (
+        ([], 0.2, 0.875),  # remembers 0.4 · 20 rounds
+        (memory[:1], 0.4, 0.75),
+        ([*memory[:1], "diloco.outer_gain_muon=2"], 0.5, 0.75),
+        (["diloco.outer_memory_most=5"], 0.32, 0.8),
+        ([*memory, "diloco.outer_memory=0.01"], 0.533, 0.667),
+        (["train.optimizer=adamw", "diloco.outer_gain_adamw=0.8"], 0.1, 0.875),
+    ):
+        settings = load([*run, *dials]).diloco
+        assert (settings.outer_lr, settings.outer_momentum) == (eta, mu)
 
 
 def test_what_is_given_stands() -> None:

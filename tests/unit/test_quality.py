@@ -1,5 +1,6 @@
 """The quality benchmark: which runs it makes, how it knows them again, and its statistics."""
 
+import json
 import sys
 
 import pytest
@@ -7,8 +8,8 @@ import pytest
 import quality
 from sweep.figures import compared, figures, table
 from sweep.report import BEGIN, END, draw, write_table
-from sweep.results import ACTORS, CORE_SEEDS, OF_DATA_PARALLEL, Job, Results, tuned
-from sweep.rows import ROWS
+from sweep.results import ACTORS, OF_DATA_PARALLEL, Job, Results, tuned
+from sweep.rows import CORE_SEEDS, HALF, ROWS
 
 TOKENS = 1000
 
@@ -185,6 +186,64 @@ def test_figures_of_a_row(path):
     assert (found["tokens"], found["merges"], found["contributors"]) == (1000, 7, 3.5)
     assert (found["discarded_share"], found["tokens_per_s"]) == (0.25, 250.0)
     assert figures(some_results(path), ROWS["decoupled_m4_muon_fp4"], None, TOKENS) is None
+
+
+def tried(row: str, best: str) -> list[dict[str, object]]:
+    """One run of each learning rate, one of them the best."""
+    share = ROWS[row].share
+    lines = []
+    for lr in ROWS[row].lrs:
+        job = Job(row, lr, 0, int(TOKENS * share))
+        lines.append(line(row, lr, 0, 2.0 if lr == best else 3.0) | {"settings": job.settings})
+    return lines
+
+
+@pytest.mark.parametrize("name", [row.name for row in ROWS.values() if tuned(row).lrs != row.lrs or row.tune])
+def test_a_best_learning_rate_at_the_edge_has_a_star(name, path):
+    """Also of a row that takes it from one that tried others."""
+    source = tuned(ROWS[name])
+    for best in source.lrs:
+        path.unlink(missing_ok=True)
+        own = Job(name, best, 0, int(TOKENS * ROWS[name].share))
+        results = results_with(path, *tried(source.name, best), line(name, best, 0, 2.0) | {"settings": own.settings})
+        found = figures(results, ROWS[name], 1, TOKENS)
+        assert (found["lr"], found["lr_at_edge"]) == (best, best in (source.lrs[0], source.lrs[-1]))
+        assert f"| {name} | {best}{'*' if found['lr_at_edge'] else ''} |" in table({name: found})
+
+
+def test_what_others_are_compared_with_is_tuned_by_itself():
+    for name in ("data_parallel_half", "data_parallel_muon_half", "diloco_muon", "streaming_muon"):
+        assert ROWS[name].tune
+    for learners in (8, 16):
+        for end in ("", "_mean", "_muon", "_muon_mean"):
+            assert ROWS[f"decoupled_m{learners}{end}"].tune
+    assert ROWS["decoupled_m2_int4"].lrs == ("2e-3", "4e-3", "8e-3", "16e-3")
+    assert all(row.tune and len(row.lrs) == 3 and HALF in row.note for row in ROWS.values() if row.size == "large")
+
+
+@pytest.mark.parametrize("codec", ["", "_int4"])
+def test_rebase_is_compared_with_overwrite_seed_by_seed_at_the_whole_budget(codec):
+    row, like = ROWS[f"decoupled_m4_muon_overwrite{codec}_whole"], ROWS[f"decoupled_m4_muon{codec}"]
+    assert (row.like, row.share, row.seeds, like.share, like.seeds) == (like.name, 1.0, CORE_SEEDS, 1.0, CORE_SEEDS)
+    settings, others = (Job(each.name, "12e-3", 0, TOKENS).settings for each in (row, like))
+    assert {key for key in settings if settings[key] != others[key]} == {"diloco.adopt"}
+
+
+def test_the_finished_runs_of_the_page_are_known():
+    """A setting that comes later, or a row that is tuned by itself, must not make them strangers."""
+    results = Results(quality.RESULTS)
+    for row, lr in (("data_parallel", "4e-3"), ("data_parallel_muon", "8e-3"), ("decoupled_m4_muon_int4", "12e-3")):
+        assert all(results.of(Job(row, lr, seed, quality.TOKENS)) for seed in range(CORE_SEEDS))
+    for row in ("decoupled_m8_muon", "decoupled_m16_muon_mean", "diloco_muon", "decoupled_m4_muon_overwrite_int4"):
+        assert results.of(Job(row, "12e-3", 0, quality.TOKENS // 2))
+    assert all(results.of(Job("data_parallel_half", lr, 0, quality.TOKENS // 2)) for lr in ("2e-3", "4e-3", "8e-3"))
+
+
+def test_the_page_says_which_rows_ran_by_the_actors_too():
+    lines = [json.loads(line) for line in quality.RESULTS.read_text().splitlines()]
+    rows = sorted({line["row"] for line in lines if line.get("how") == ACTORS})
+    told = ", ".join(f"`{row}`" for row in rows) or "none yet"
+    assert f"Results by the real actors as well: {told}." in " ".join(quality.PAGE.read_text().split())
 
 
 def test_the_report_keeps_what_is_written_around_the_table(path, tmp_path):

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sweep.results import CORE_SEEDS, Results
-from sweep.rows import ROWS, Row
+from sweep.results import Results, tuned
+from sweep.rows import CORE_SEEDS, ROWS, Row
 
 Figures = dict[str, Any]
 
@@ -33,7 +33,7 @@ def figures(results: Results, row: Row, seeds: int | None, tokens: int) -> Figur
     gap, gap_error = compared(losses, results.losses(ROWS[row.baseline], tokens, seeds))
     others = results.losses(ROWS[row.like], tokens, seeds) if row.like else {}
     against, against_error = compared(losses, others)
-    lr, tried = str(results.best_lr(row, tokens)), row.lrs
+    lr, tried = str(results.best_lr(row, tokens)), tuned(row).lrs
 
     def mean(key: str) -> float:
         return statistics.mean(line[key] for line in lines)

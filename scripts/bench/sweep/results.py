@@ -16,15 +16,14 @@ from typing import Any
 
 from app.config import Config, load
 from app.stepped_run import Schedule, train_data_parallel, train_decoupled
-from sweep.rows import ROWS, Row
+from sweep.rows import CORE_SEEDS, ROWS, Row
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = ROOT / "runs" / "quality-data"
 PROCESSES = 2
-CORE_SEEDS = 3
 SHAPING = ("learners", "model", "data", "train", "diloco")
 """The parts of a configuration that shape the outcome of a stepped run, beside the pools."""
-OF_DATA_PARALLEL = ("diloco.average", "diloco.average_last", "diloco.sync_interval")
+OF_DATA_PARALLEL = ("diloco.average", "diloco.average_last", "diloco.last_round", "diloco.sync_interval")
 """The dials of the algorithm that data parallel has."""
 STEPPED, ACTORS = "stepped", "actors"
 """How a run was made: in virtual time in one process, or by the real actors."""
@@ -167,7 +166,7 @@ class Results:
 
     def jobs_of(self, row: Row, seeds: int | None, tokens: int) -> list[Job]:
         """The runs of a row at its learning rate; none before that is known."""
-        count = seeds or (CORE_SEEDS if row.core else 1)
+        count = seeds or row.seeds
         lr = self.best_lr(row, tokens)
         return [] if lr is None else [job_of(row, lr, seed, tokens) for seed in range(count)]
 

@@ -1,7 +1,7 @@
 """The rows of the quality benchmark: every setting that is compared, and with which other one.
 
 All rows train on the same data in steps of 32 samples in all: M learners take 32/M each. The core table costs 40 runs,
-those that find the learning rates included; the other rows get half of its tokens.
+those that find the learning rates included; the other rows get half of its tokens, but for those that are `whole`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ LARGE = (*SMALL, "model.hidden=128", "model.heads=4", "model.intermediate=344", 
 SIZES = {"small": SMALL, "large": LARGE}
 LRS = {"adamw": ("2e-3", "4e-3", "8e-3"), "muon": ("8e-3", "12e-3", "16e-3")}
 LOWER = {"adamw": LRS["adamw"], "muon": ("6e-3", "8e-3", "12e-3")}
-"""Fewer learners, whose steps are larger, do better with less."""
+"""Of Muon, fewer learners, whose steps are larger, do better with less."""
+HIGHER = {"adamw": ("16e-3",), "muon": ()}
+"""Two learners with AdamW did best at the largest that the others try, so they try one more."""
 
 INT4 = ("diloco.codec_up=int4", "diloco.codec_down=int4")
 FP4 = ("diloco.codec_up=fp4", "diloco.codec_down=fp4")
@@ -41,6 +43,9 @@ NETWORK = Schedule(delay_s=0.01, jitter_s=0.05, merge_s=0.02, adopt_on_arrival=T
 """A step is 125 ms, a message takes 10 to 60 ms, a merge 20 ms."""
 LOCKSTEP = Schedule()
 HALF = "half of the tokens"
+WHOLE_OUTER = (("0.8", "0.5"), ("0.7", "0.9"))
+"""η and μ that are tried at the whole budget, with Muon."""
+CORE_SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -55,12 +60,16 @@ class Row:
     schedule: Schedule = LOCKSTEP
     core: bool = False
     """Belongs to the core table: three seeds and the whole token budget. Others have one, and half of the tokens."""
+    paired: bool = False
+    """Has three seeds, though it does not belong to the core table."""
     whole: bool = False
     """Has the whole token budget, though it does not belong to the core table."""
     tune: bool = False
     """Tries all learning rates; a row that does not takes the best of the row it varies."""
     lower: bool = False
     """Tries lower learning rates than the others do."""
+    higher: bool = False
+    """Tries higher ones besides."""
     like: str = ""
     """The row that it varies, and is compared with seed by seed."""
     note: str = ""
@@ -73,7 +82,13 @@ class Row:
     @property
     def lrs(self) -> tuple[str, ...]:
         """Learning rates to try."""
-        return LOWER[self.optimizer] if self.lower else LRS[self.optimizer]
+        usual = LOWER[self.optimizer] if self.lower else LRS[self.optimizer]
+        return (*usual, *HIGHER[self.optimizer]) if self.higher else usual
+
+    @property
+    def seeds(self) -> int:
+        """How many, unless the command line says so."""
+        return CORE_SEEDS if self.core or self.paired else 1
 
     @property
     def baseline(self) -> str:
@@ -105,9 +120,9 @@ def _both(optimizer: str) -> list[Row]:
     rows = [
         Row(data_parallel, one, optimizer, data_parallel=True, core=True, tune=True, lower=True),
         Row(int4, INT4, optimizer, core=True, tune=True, like=data_parallel),
-        Row(m2, two, optimizer, core=True, tune=True, lower=True, like=int4),
-        Row(half, one, optimizer, data_parallel=True, like=data_parallel, note=HALF),
-        Row(averaged, (), optimizer, data_parallel=True, like=half, note="Θ̄ of the weights"),
+        Row(m2, two, optimizer, core=True, tune=True, lower=True, higher=True, like=int4),
+        Row(half, one, optimizer, data_parallel=True, tune=True, lower=True, like=data_parallel, note=HALF),
+        Row(averaged, ("diloco.last_round=outer",), optimizer, data_parallel=True, like=half, note="Θ̄ of the weights"),
         Row(int4_half, INT4, optimizer, like=int4, note=HALF),
         Row(plain_half, (), optimizer, like=int4_half, note="fp32 both ways"),
         _killed(_named("decoupled_m4", optimizer, "int4_kill60"), int4_half, optimizer, 60.0, core=False),
@@ -137,8 +152,8 @@ def _wider(learners: int, optimizer: str, like: str) -> list[Row]:
     name = _named(f"decoupled_m{learners}", optimizer, "")
     mean = _named(f"decoupled_m{learners}", optimizer, "mean")
     return [
-        Row(name, overrides, optimizer, like=like),
-        Row(mean, (*overrides, "diloco.merge=mean"), optimizer, like=name),
+        Row(name, overrides, optimizer, tune=True, like=like),
+        Row(mean, (*overrides, "diloco.merge=mean"), optimizer, tune=True, like=name),
     ]
 
 
@@ -148,8 +163,8 @@ def _ladder() -> list[Row]:
     half = f"{base}_half"
     all_wait = ("diloco.blocking=true", "diloco.min_quorum=4")
     return [
-        Row("diloco_muon", ("algo=diloco",), like=half, note="synchronous, the whole model at once, mean"),
-        Row("streaming_muon", ("algo=streaming",), like=half, note="synchronous, fragments, mix, mean"),
+        Row("diloco_muon", ("algo=diloco",), tune=True, like=half, note="synchronous, the whole model at once, mean"),
+        Row("streaming_muon", ("algo=streaming",), tune=True, like=half, note="synchronous, fragments, mix, mean"),
         Row(f"{base}_bf16", BF16, like=half),
         Row(f"{base}_tau0", (*all_wait, "diloco.overlap_steps=0"), like=half, note="all wait for each merge"),
         Row(f"{base}_tau4", ("diloco.overlap_steps=4",), like=half),
@@ -163,6 +178,16 @@ def _ladder() -> list[Row]:
         Row(f"{base}_h8", ("diloco.sync_interval=8", "diloco.overlap_steps=1"), like=half),
         Row("decoupled_m4_overwrite", ("diloco.adopt=overwrite",), "adamw", like="decoupled_m4_half"),
     ]
+
+
+def _overwriting() -> list[Row]:
+    """`overwrite` against the default `rebase`, seed by seed, at the whole budget: in fp32 and with int4 both ways."""
+    rows = []
+    for like, codec in (("decoupled_m4_muon", ()), ("decoupled_m4_muon_int4", INT4)):
+        overrides = ("diloco.adopt=overwrite", *codec)
+        name = f"{like.replace('_m4_muon', '_m4_muon_overwrite')}_whole"
+        rows.append(Row(name, overrides, whole=True, paired=True, like=like, note="the whole budget"))
+    return rows
 
 
 def _mixed() -> list[Row]:
@@ -194,29 +219,50 @@ def _borrowed() -> list[Row]:
 
 
 def _outer() -> list[Row]:
+    """η and μ against those of the rule; at the whole budget those that DiLoCo has, and those for the fewest rounds."""
     rows = []
     for lr, momentum in (("1.0", "0.0"), ("0.4", "0.6"), ("0.8", "0.5"), ("0.3", "0.8"), ("0.7", "0.9")):
         overrides = (f"diloco.outer_lr={lr}", f"diloco.outer_momentum={momentum}")
         for optimizer in ("adamw", "muon"):
+            whole = optimizer == "muon" and (lr, momentum) in WHOLE_OUTER
             name = f"{_named('decoupled_m4', optimizer, '')}_outer_{lr}_{momentum}"
-            rows.append(Row(name, overrides, optimizer, like=_named("decoupled_m4", optimizer, "half")))
+            like = _named("decoupled_m4", optimizer, "" if whole else "half")
+            rows.append(Row(name, overrides, optimizer, whole=whole, like=like))
     return rows
 
 
 def _large() -> list[Row]:
-    """The second size: does the gap shrink?"""
-    rows = []
+    """The second size: does the gap shrink? Each tries three learning rates, at half of the core table's tokens."""
+    rows, note = [], f"0.6 M parameters, {HALF}"
     for optimizer in ("adamw", "muon"):
         data_parallel = _named("data_parallel", optimizer, "", "large")
         decoupled = _named("decoupled_m4", optimizer, "int4", "large")
         rows += [
-            Row(data_parallel, ("diloco.average=0",), optimizer, "large", data_parallel=True, tune=True, lower=True),
-            Row(decoupled, INT4, optimizer, "large", tune=True, like=data_parallel),
+            Row(
+                data_parallel,
+                ("diloco.average=0",),
+                optimizer,
+                "large",
+                data_parallel=True,
+                tune=True,
+                lower=True,
+                note=note,
+            ),
+            Row(decoupled, INT4, optimizer, "large", tune=True, like=data_parallel, note=note),
         ]
     return rows
 
 
 ROWS = {
     row.name: row
-    for row in [*_both("adamw"), *_both("muon"), *_ladder(), *_mixed(), *_borrowed(), *_outer(), *_large()]
+    for row in [
+        *_both("adamw"),
+        *_both("muon"),
+        *_ladder(),
+        *_overwriting(),
+        *_mixed(),
+        *_borrowed(),
+        *_outer(),
+        *_large(),
+    ]
 }
